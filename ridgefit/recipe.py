@@ -1,0 +1,174 @@
+"""The settings behind every command and every YAML recipe: frozen, checked, unknown keys refused.
+
+One model per concern. The command line is generated from these classes (field name -> `--field-name`,
+`description` -> help), so a recipe key and an option cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+DType = Literal["bfloat16", "float16", "float32"]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+ArmKind = Literal["exact", "none", "identity", "ridge", "pop"]
+
+
+class Settings(BaseModel):
+    """Base of every settings class: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ModelSettings(Settings):
+    """Which model, and how it is loaded."""
+
+    model: str = Field(description="local folder, 'bundled:llama', or a Hub name 'org/name[@revision]'")
+    dtype: DType | Literal["auto"] = Field("auto", description="compute dtype; auto is the checkpoint's own")
+    device: Device = Field("auto", description="auto takes CUDA when there is one")
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
+        "sdpa", description="transformers' attention implementation"
+    )
+    trust_remote_code: bool = Field(False, description="run Python code that the model repository ships")
+
+
+class DataSettings(Settings):
+    """Calibration text, and how it becomes a frozen token manifest."""
+
+    data: tuple[str, ...] = Field(
+        min_length=1,
+        description="JSONL, text or parquet files, folders of them, or Hub data sets 'hub:org/name'",
+    )
+    text_field: str = Field("text", description="column that holds a document's text")
+    messages_field: str = Field("messages", description="column that holds chat turns, if present")
+    window: int = Field(2048, ge=2, description="longest window in tokens; longer documents give several")
+    min_tokens: int = Field(16, ge=2, description="documents shorter than this are dropped and counted")
+    max_windows: int | None = Field(None, ge=1, description="keep this many windows, chosen by hash")
+    held_out: float = Field(
+        0.1, gt=0, lt=1, description="share of documents kept back for choosing the penalty"
+    )
+
+
+class CaptureSettings(Settings):
+    """Streaming moments of the split states and the late layers' inputs."""
+
+    split: tuple[int, ...] = Field(min_length=1, description="split layers; several cost one pass")
+    features: tuple[str, ...] = Field(("state",), min_length=1, description="what a map reads, in order")
+    precision: Literal["auto", "fp64", "fast"] = Field(
+        "auto", description="product precision: fp64, or fp32 products with fp64 sums (fast)"
+    )
+    lead: int = Field(4, ge=0, description="first positions of each window whose sums are kept apart")
+    batch: int = Field(1, ge=1, description="windows per forward pass; part of the result's identity")
+    checkpoint_every: int = Field(16, ge=1, description="windows between checkpoints")
+    workers: int = Field(1, ge=1, le=8, description="processes on this machine; does not change a byte")
+    shard: str | None = Field(None, pattern=r"^\d+/\d+$", description="i/n: this machine's part of the work")
+    resume: bool = Field(False, description="go on from the last checkpoint in --out")
+
+
+class SolveSettings(Settings):
+    """From moments to maps."""
+
+    penalty: Literal["mean-diag", "channel"] = Field(
+        "mean-diag", description="alpha x trace(Sxx)/d (the paper), or on channels scaled to unit variance"
+    )
+    alphas: tuple[float, ...] = Field(
+        (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), min_length=1, description="penalty grid"
+    )
+    per_layer: bool = Field(False, description="one alpha per layer instead of one per split")
+    drop_lead: bool = Field(False, description="leave the first positions of each window out of the fit")
+    score_rows: int = Field(
+        4096, ge=64, description="held-out rows, evenly spaced, on which penalties are scored"
+    )
+
+    @model_validator(mode="after")
+    def _grid(self) -> SolveSettings:
+        if any(a < 0 for a in self.alphas) or len(set(self.alphas)) != len(self.alphas):
+            raise ValueError("alphas must be distinct and not negative")
+        return self
+
+
+class ArmSettings(Settings):
+    """One way of handling the prompt's prefix in the late layers (paper table 3)."""
+
+    kind: ArmKind
+    split: int | None = Field(None, ge=1, description="ridge: the maps'; pop: two thirds of the depth")
+    tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer; pop: 1")
+    sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
+    name: str | None = Field(None, description="label in tables; made from the rest if absent")
+
+    @property
+    def label(self) -> str:
+        """Name shown in tables and stored in results."""
+        if self.name:
+            return self.name
+        parts: list[str] = [self.kind]
+        if self.split is not None and self.kind != "exact":
+            parts.append(f"s{self.split}")
+        if self.sink_rows:
+            parts.append(f"+{self.sink_rows} sink rows")
+        return " ".join(parts)
+
+
+class NllSettings(Settings):
+    """Loss after the prompt on novel and key tokens (paper section 3.1)."""
+
+    task: Literal["nll"] = "nll"
+    data: tuple[str, ...] = Field(min_length=1)
+    prompt: int = Field(3584, ge=2, description="prompt tokens")
+    tail: int = Field(1024, ge=1)
+    scored: int = Field(256, ge=1, description="tokens scored after the prompt")
+    documents: int | None = Field(None, ge=1, description="first N documents")
+    text_field: str = "text"
+
+
+class NeedleSettings(Settings):
+    """Retrieval of numbers hidden in the filled region."""
+
+    task: Literal["needle"] = "needle"
+    prompt: int = Field(2048, ge=64)
+    tail: int = Field(512, ge=1)
+    samples: int = Field(12, ge=1)
+    needles: int = Field(1, ge=1, le=16, description="numbers hidden; one is asked for")
+    haystack: str = Field("noise", description="'noise', or a text or JSONL file")
+    new_tokens: int = Field(16, ge=1, description="answer budget")
+    chat: bool | None = Field(None, description="use the chat template; default: if the tokenizer has one")
+
+
+class AgreementSettings(Settings):
+    """Greedy agreement and KL along the exact arm's continuation."""
+
+    task: Literal["agreement"] = "agreement"
+    data: tuple[str, ...] = Field(min_length=1)
+    prompt: int = Field(3584, ge=2)
+    tail: int = Field(1024, ge=1)
+    new_tokens: int = Field(64, ge=1)
+    documents: int | None = Field(None, ge=1)
+    text_field: str = "text"
+
+
+Task = Annotated[NllSettings | NeedleSettings | AgreementSettings, Field(discriminator="task")]
+
+
+class EvalSettings(Settings):
+    """Arms x tasks, every arm paired with exact in the same process."""
+
+    arms: tuple[ArmSettings, ...] = Field(min_length=1)
+    tasks: tuple[Task, ...] = Field(min_length=1)
+    fraction: float = Field(1.0, gt=0, le=1, description="share of each task's samples, for small machines")
+    resamples: int = Field(5000, ge=100)
+    seed: int = Field(0, ge=0)
+
+
+class RunRecipe(Settings):
+    """`ridgefit run`: capture, solve, quantize, verify, eval and report in one work folder."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    work: Path
+    model: ModelSettings
+    data: DataSettings
+    capture: CaptureSettings
+    solve: SolveSettings = SolveSettings()
+    quantize: bool = True
+    evaluate: EvalSettings
