@@ -14,7 +14,7 @@ FOUNDATION = {"errors", "files", "versions", ""}
 MIDDLE = {"runtime", "capture", "ridge", "hub"}
 UPPER = {"calibrate", "evaluate"}
 ALLOWED: dict[str, set[str]] = {
-    **dict.fromkeys(GROUND, set()),
+    **{room: set() for room in GROUND},
     "features": GROUND,
     "runtime": {"models", "features", "maps"},
     "capture": {"features"} | GROUND,
