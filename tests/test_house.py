@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "ridgefit"
 
 GROUND = {"models", "maps", "moments", "corpus", "cost", "recipe"}
-FOUNDATION = {"errors", "files", "versions", ""}
+FOUNDATION = {"errors", "files", "tokens", "versions", ""}
 MIDDLE = {"runtime", "capture", "ridge", "hub"}
 UPPER = {"calibrate", "evaluate"}
 ALLOWED: dict[str, set[str]] = {
