@@ -1,0 +1,42 @@
+"""Multiply-accumulates and bytes of exact and filled prefills, from a config alone."""
+
+from __future__ import annotations
+
+from ridgefit.cost.macs import Arm, Macs, arm_macs, crossover, pop, prefill_macs, visible_pairs
+from ridgefit.cost.memory import (
+    capture_bytes,
+    capture_disk_bytes,
+    capture_macs,
+    kv_bytes,
+    kv_bytes_per_token,
+    map_bytes,
+    model_bytes,
+    moments_bytes,
+)
+from ridgefit.cost.presets import preset_config, preset_names
+from ridgefit.cost.shape import ModelShape, shape_from_config
+from ridgefit.cost.suggest import Suggestion, suggest
+
+__all__ = [
+    "Arm",
+    "Macs",
+    "ModelShape",
+    "Suggestion",
+    "arm_macs",
+    "capture_bytes",
+    "capture_disk_bytes",
+    "capture_macs",
+    "crossover",
+    "kv_bytes",
+    "kv_bytes_per_token",
+    "map_bytes",
+    "model_bytes",
+    "moments_bytes",
+    "pop",
+    "prefill_macs",
+    "preset_config",
+    "preset_names",
+    "shape_from_config",
+    "suggest",
+    "visible_pairs",
+]
