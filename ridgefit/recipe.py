@@ -92,7 +92,7 @@ class SolveSettings(Settings):
 class ArmSettings(Settings):
     """One way of handling the prompt's prefix in the late layers (paper table 3)."""
 
-    kind: ArmKind
+    kind: ArmKind = Field(description="what the late layers of a prefix row compute")
     split: int | None = Field(None, ge=1, description="ridge: the maps'; pop: two thirds of the depth")
     tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer; pop: 1")
     sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
@@ -114,22 +114,22 @@ class ArmSettings(Settings):
 class NllSettings(Settings):
     """Loss after the prompt on novel and key tokens (paper section 3.1)."""
 
-    task: Literal["nll"] = "nll"
-    data: tuple[str, ...] = Field(min_length=1)
+    task: Literal["nll"] = Field("nll", description="loss after the prompt")
+    data: tuple[str, ...] = Field(min_length=1, description="text files, as for calibration")
     prompt: int = Field(3584, ge=2, description="prompt tokens")
-    tail: int = Field(1024, ge=1)
+    tail: int = Field(1024, ge=1, description="last prompt rows that run every layer")
     scored: int = Field(256, ge=1, description="tokens scored after the prompt")
     documents: int | None = Field(None, ge=1, description="first N documents")
-    text_field: str = "text"
+    text_field: str = Field("text", description="column that holds a document's text")
 
 
 class NeedleSettings(Settings):
     """Retrieval of numbers hidden in the filled region."""
 
-    task: Literal["needle"] = "needle"
-    prompt: int = Field(2048, ge=64)
-    tail: int = Field(512, ge=1)
-    samples: int = Field(12, ge=1)
+    task: Literal["needle"] = Field("needle", description="retrieval from the filled region")
+    prompt: int = Field(2048, ge=64, description="prompt tokens")
+    tail: int = Field(512, ge=1, description="last prompt rows that run every layer")
+    samples: int = Field(12, ge=1, description="prompts")
     needles: int = Field(1, ge=1, le=16, description="numbers hidden; one is asked for")
     haystack: str = Field("noise", description="'noise', or a text or JSONL file")
     new_tokens: int = Field(16, ge=1, description="answer budget")
@@ -139,13 +139,13 @@ class NeedleSettings(Settings):
 class AgreementSettings(Settings):
     """Greedy agreement and KL along the exact arm's continuation."""
 
-    task: Literal["agreement"] = "agreement"
-    data: tuple[str, ...] = Field(min_length=1)
-    prompt: int = Field(3584, ge=2)
-    tail: int = Field(1024, ge=1)
-    new_tokens: int = Field(64, ge=1)
-    documents: int | None = Field(None, ge=1)
-    text_field: str = "text"
+    task: Literal["agreement"] = Field("agreement", description="agreement with the exact arm")
+    data: tuple[str, ...] = Field(min_length=1, description="text files, as for calibration")
+    prompt: int = Field(3584, ge=2, description="prompt tokens")
+    tail: int = Field(1024, ge=1, description="last prompt rows that run every layer")
+    new_tokens: int = Field(64, ge=1, description="length of the exact arm's continuation")
+    documents: int | None = Field(None, ge=1, description="first N documents")
+    text_field: str = Field("text", description="column that holds a document's text")
 
 
 Task = Annotated[NllSettings | NeedleSettings | AgreementSettings, Field(discriminator="task")]
@@ -154,21 +154,64 @@ Task = Annotated[NllSettings | NeedleSettings | AgreementSettings, Field(discrim
 class EvalSettings(Settings):
     """Arms x tasks, every arm paired with exact in the same process."""
 
-    arms: tuple[ArmSettings, ...] = Field(min_length=1)
-    tasks: tuple[Task, ...] = Field(min_length=1)
+    arms: tuple[ArmSettings, ...] = Field(min_length=1, description="arms, each paired with exact")
+    tasks: tuple[Task, ...] = Field(min_length=1, description="nll, needle, agreement, with their settings")
     fraction: float = Field(1.0, gt=0, le=1, description="share of each task's samples, for small machines")
-    resamples: int = Field(5000, ge=100)
-    seed: int = Field(0, ge=0)
+    resamples: int = Field(5000, ge=100, description="bootstrap resamples behind each interval")
+    seed: int = Field(0, ge=0, description="seed of prompts and resamples")
 
 
 class RunRecipe(Settings):
     """`ridgefit run`: capture, solve, quantize, verify, eval and report in one work folder."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    work: Path
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the run, in its report")
+    work: Path = Field(description="folder that holds every stage's result")
     model: ModelSettings
     data: DataSettings
     capture: CaptureSettings
     solve: SolveSettings = SolveSettings()
-    quantize: bool = True
+    quantize: bool = Field(True, description="also write int8 maps")
     evaluate: EvalSettings
+
+
+class PlanSettings(Settings):
+    """`ridgefit plan`: what an arm costs, from a config alone."""
+
+    model: str = Field(
+        description="local folder, config.json, preset such as qwen3-8b, or Hub name 'org/name[@revision]'"
+    )
+    split: int | None = Field(None, description="first late layer; default: suggested from QK-norm")
+    tail: int | None = Field(None, description="last prompt rows that run every layer; default: suggested")
+    tokens: int = Field(16384, description="prompt tokens")
+    arm: ArmKind = Field("ridge", description="what the late layers of a prefix row compute")
+    sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
+    map_width: int | None = Field(
+        None, ge=1, description="what a map reads per row; default: the hidden width"
+    )
+    calibration_tokens: int = Field(400_000, ge=1, description="tokens of text that a capture reads")
+    rate: float | None = Field(
+        None, gt=0, description="the machine's 10^12 multiply-accumulates per second; gives seconds"
+    )
+    memory: float | None = Field(None, gt=0, description="GiB of the device; refuse what does not fit")
+
+
+class BenchPrefillSettings(Settings):
+    """`ridgefit bench prefill`: exact and its arms side by side in one process."""
+
+    preset: str = Field("cpu", description="dimensions of the random-weight model")
+    split: tuple[int, ...] = Field((), description="split layers; default: suggested from QK-norm")
+    tail: tuple[int, ...] = Field((), description="tail lengths; default: suggested from the prompt length")
+    tokens: tuple[int, ...] = Field((), description="prompt lengths; default: what suits the preset")
+    arms: tuple[Literal["identity", "ridge", "pop"], ...] = Field(
+        ("identity", "ridge", "pop"), min_length=1, description="arms timed beside exact"
+    )
+    sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
+    repeats: int = Field(5, ge=1, description="timed rounds, each of which runs every arm once")
+    warmup: int = Field(1, ge=0, description="rounds before the timed ones")
+    vocab: int | None = Field(None, ge=2, description="a smaller vocabulary, to save memory")
+    dtype: DType | Literal["auto"] = Field("auto", description="compute dtype; auto is the preset's")
+    device: Device = Field("auto", description="auto takes CUDA when there is one")
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
+        "sdpa", description="transformers' attention implementation"
+    )
+    seed: int = Field(0, ge=0, description="seed of weights, maps and tokens")
