@@ -49,6 +49,7 @@ class DataSettings(Settings):
     held_out: float = Field(
         0.1, gt=0, lt=1, description="share of documents kept back for choosing the penalty"
     )
+    max_document_tokens: int = Field(262_144, ge=2, description="longer documents are cut here, and counted")
 
 
 class CaptureSettings(Settings):
