@@ -1,0 +1,120 @@
+"""Recipes as YAML: duplicate and unknown keys refused with the line they stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ridgefit.errors import BadInput
+from ridgefit.pipeline.validation import Location, dotted, known_names, nearest, validated
+from ridgefit.recipe import RunRecipe
+
+
+def load_recipe(path: Path, overrides: Iterable[str] = ()) -> RunRecipe:
+    """The checked recipe in a YAML file.
+
+    Args:
+        path: the file.
+        overrides: settings that replace the file's, as `key.key=value` with a YAML value.
+
+    Raises:
+        BadInput: the file cannot be read, is not YAML, repeats a key, or has a setting that is unknown,
+            missing or wrong; the sentence names the line.
+    """
+    values, lines = read_yaml(path)
+    for override in overrides:
+        _replace(values, override)
+
+    def place(location: Location) -> str:
+        return f"{path} line {_line(lines, location)}: "
+
+    return validated(RunRecipe, values, place=place)
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Location, int]]:
+    """A YAML mapping, and the line (from 1) on which each of its keys stands.
+
+    Raises:
+        BadInput: the file cannot be read, is not YAML, is not a mapping, or repeats a key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise BadInput(f"{path} does not exist") from error
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise BadInput(f"{path} is not a file", "name a recipe, a YAML file") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        lines: dict[Location, int] = {(): 1}
+        if root is not None:
+            _note_lines(root, (), lines, path, frozenset())
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark is not None else ""
+        raise BadInput(f"{path}{where} is not YAML ({getattr(error, 'problem', None) or error})") from error
+    if not isinstance(values, dict):
+        raise BadInput(f"{path} does not hold settings", "write `key: value` lines, as in recipes/demo.yaml")
+    return values, lines
+
+
+def _note_lines(
+    node: yaml.Node, at: Location, lines: dict[Location, int], path: Path, above: frozenset[int]
+) -> None:
+    if id(node) in above:
+        raise BadInput(f"{path} line {node.start_mark.line + 1}: a setting contains itself")
+    above |= {id(node)}
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[(*at, index)] = item.start_mark.line + 1
+            _note_lines(item, (*at, index), lines, path, above)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            location, line = (*at, str(key.value)), key.start_mark.line + 1
+            if location in lines:
+                raise BadInput(
+                    f"{path} line {line}: {dotted(location)} is set twice, first on line {lines[location]}",
+                    "keep one of them",
+                )
+            lines[location] = line
+            _note_lines(value, location, lines, path, above)
+
+
+def _line(lines: dict[Location, int], location: Location) -> int:
+    while location not in lines:
+        location = location[:-1]
+    return lines[location]
+
+
+def _replace(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    path = tuple(key.strip().replace("-", "_").split("."))
+    if not equals or not all(path):
+        raise BadInput(f"--set {override!r} is not of the form key=value", "write --set capture.batch=2")
+    target: Any = values
+    for depth, part in enumerate(path):
+        names = known_names(RunRecipe, path[: depth + 1])
+        if part not in names:
+            close = nearest(part, names)
+            raise BadInput(
+                f"--set {override!r}: there is no setting {'.'.join(path[: depth + 1])}",
+                f"did you mean {'.'.join((*path[:depth], close))}" if close else "",
+            )
+        if depth < len(path) - 1:
+            if target.get(part) is None:
+                target[part] = {}
+            target = target[part]
+        if not isinstance(target, dict):
+            raise BadInput(
+                f"--set {override!r}: {'.'.join(path[:-1])} is one value, without settings of its own"
+            )
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadInput(f"--set {override!r}: the value is not YAML", "quote it") from error
+    target[path[-1]] = value
