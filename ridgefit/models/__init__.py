@@ -1,0 +1,23 @@
+"""The only room that knows transformers' modules, caches and masks: one port per model family."""
+
+from ridgefit.models.call import layer_input
+from ridgefit.models.load import LoadedModel, find_model, load_model, split_revision
+from ridgefit.models.port import LayerKind, Port, Written
+from ridgefit.models.registry import FAMILIES, port_of
+from ridgefit.models.rowcache import RowCache
+from ridgefit.models.rows import Rows
+
+__all__ = [
+    "FAMILIES",
+    "LayerKind",
+    "LoadedModel",
+    "Port",
+    "RowCache",
+    "Rows",
+    "Written",
+    "find_model",
+    "layer_input",
+    "load_model",
+    "port_of",
+    "split_revision",
+]

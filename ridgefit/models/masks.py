@@ -1,0 +1,215 @@
+"""Attention masks for a subset of rows over the whole cache, by column: what a row sees depends on where
+it stands in the prompt, never on how many rows are computed with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn import functional as F  # noqa: N812
+
+from ridgefit.models.rows import Rows
+
+ADDITIVE = "eager"
+BOOLEAN = "sdpa"
+COLUMNS_ONLY = ("flash_attention_2", "flash_attention_3")
+SUPPORTED = (ADDITIVE, BOOLEAN, *COLUMNS_ONLY)
+
+
+def visible(
+    rows: Rows,
+    *,
+    window: int | None = None,
+    valid: Tensor | None = None,
+    first: int = 0,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """What each row sees: columns at or before its own, inside the window, not padding; always itself.
+
+    Args:
+        rows: the query rows.
+        window: columns a row sees, its own included; None for all.
+        valid: `[samples, columns]` bool, False for padding.
+        first: first column of the keys.
+        device: where the mask is made.
+
+    Returns:
+        bool `[samples or 1, 1, rows, columns - first]`.
+    """
+    query = rows.index(device)[:, :, None]
+    key = torch.arange(first, rows.total, device=device)
+    seen = key <= query
+    if window is not None:
+        seen &= key > query - window
+    if valid is not None:
+        seen = (seen & valid[:, None, first:]) | (key == query)
+    return seen[:, None]
+
+
+def as_mask(seen: Tensor, attention: str, dtype: torch.dtype) -> Tensor:
+    """A boolean mask in the form that transformers' attention function `attention` takes."""
+    if attention != ADDITIVE:
+        return seen
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+        ~seen, torch.finfo(dtype).min
+    )
+
+
+def padding_of(attention_mask: Any, columns: int) -> Tensor | None:
+    """Which columns are real tokens, read from whatever mask a decoder was called with.
+
+    Args:
+        attention_mask: None, `[batch, columns]`, `[batch, 1, columns, keys]` bool or additive, or a mapping
+            from layer kind to one of these.
+        columns: new columns.
+
+    Returns:
+        bool `[batch, columns]`, or None where the mask cannot hold padding. In a mask of four dimensions
+        a column is a token if it sees itself.
+    """
+    if isinstance(attention_mask, dict):
+        masks = [mask for mask in attention_mask.values() if isinstance(mask, Tensor)]
+        attention_mask = masks[0] if masks else None
+    if attention_mask is None:
+        return None
+    if attention_mask.ndim == 2:
+        tokens: Tensor = attention_mask[:, :columns].bool()
+        return tokens
+    own: Tensor = attention_mask[:, 0, :columns, :columns].diagonal(dim1=-2, dim2=-1)
+    return own if own.dtype == torch.bool else own == 0
+
+
+def row_mask(
+    stock: Tensor | None,
+    rows: Rows,
+    *,
+    first: int = 0,
+    padded: bool = False,
+    attention: str = BOOLEAN,
+    device: torch.device | str = "cpu",
+) -> Tensor | None:
+    """Mask for `rows`, made from the mask that the layer gets for the whole prompt.
+
+    Args:
+        stock: that mask: None (plain causal attention over an unpadded prompt), `[batch, columns]` for
+            flash attention, else `[batch or 1, 1, columns, keys]`, possibly with more keys than columns.
+        rows: the query rows.
+        first: first column of the keys that the rows will attend to.
+        padded: whether padding rows may be among `rows`; they are then made to see themselves, since
+            a row that sees nothing is not a number in some kernels.
+        attention: transformers' name of the attention function.
+        device: where the keys are.
+    """
+    if attention in COLUMNS_ONLY:
+        return stock if stock is None else stock[:, first : rows.total]
+    if stock is None:
+        return _causal(rows, first, torch.device(device))
+    mask = rows.take(stock[..., first : rows.total], dim=-2)
+    if not padded:
+        return mask
+    own = rows.index(mask.device)[:, None, :, None] == torch.arange(first, rows.total, device=mask.device)
+    return mask | own if mask.dtype == torch.bool else mask.masked_fill(own, 0)
+
+
+def hide_columns(mask: Tensor | None, hidden: Tensor, queries: int, keys: int, first: int) -> Tensor:
+    """Take columns out of a decode mask.
+
+    Args:
+        mask: `[batch or 1, 1, queries, keys]` bool or additive; None for one query that sees every key.
+        hidden: `[batch or 1, columns]` bool, True for columns that were never written.
+        queries: new rows.
+        keys: key columns that attention will see.
+        first: the column of the first key.
+
+    Returns:
+        mask of the same kind as `mask`, bool for None.
+    """
+    if mask is None:
+        mask = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=hidden.device).tril(keys - queries)
+    gone = torch.zeros(hidden.shape[0], keys, dtype=torch.bool, device=hidden.device)
+    known = hidden[:, first : first + keys]
+    gone[:, : known.shape[1]] = known
+    gone = gone[:, None, None, :]
+    if mask.dtype == torch.bool:
+        return mask & ~gone
+    return mask.masked_fill(gone, torch.finfo(mask.dtype).min)
+
+
+def _causal(rows: Rows, first: int, device: torch.device) -> Tensor | None:
+    """Causal mask without padding or window, in the form that leaves PyTorch its fast kernel."""
+    if rows.runs == ((rows.total - 1, rows.total),):
+        return None
+    if device.type == "cuda" and rows.columns is None and first == 0:
+        return RunsBias.of(rows.runs)
+    return visible(rows, first=first, device=device)
+
+
+class RunsBias(Tensor):
+    """Stands for a causal mask over runs of rows, and is never built.
+
+    Passed as `attn_mask` through transformers' own attention function, it makes
+    `scaled_dot_product_attention` attend run by run: a run that ends at column `stop` sees the keys
+    before `stop`, aligned to the lower right corner, which the flash kernel does without a mask.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, runs: tuple[tuple[int, int], ...]) -> RunsBias:
+        """A bias for queries that are the rows of `runs`, in order, over keys from column 0 on."""
+        bias = torch.empty(1, 1, 0, 0).as_subclass(cls)
+        bias.runs = runs
+        return bias
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace scaled dot product attention; everything else sees an empty tensor."""
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _attend(*args, **kwargs)
+        return cast("Any", super()).__torch_function__(func, types, args, kwargs)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: RunsBias,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention `[batch, heads, rows, width]` of each run over the keys up to its end."""
+    if is_causal or dropout_p:
+        raise ValueError("a run-wise bias is causal already and for inference only")
+    parts, offset = [], 0
+    for start, stop in attn_mask.runs:
+        part = query[:, :, offset : offset + stop - start]
+        parts.append(_attend_run(part, key[:, :, :stop], value[:, :, :stop], scale, enable_gqa))
+        offset += stop - start
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _attend_run(query: Tensor, key: Tensor, value: Tensor, scale: float | None, grouped: bool) -> Tensor:
+    """Causal attention whose last query stands on the last key."""
+    rows, keys, width = query.shape[2], key.shape[2], query.shape[3]
+    if rows == keys:
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale, enable_gqa=grouped
+        )
+    if rows == 1:
+        return F.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=grouped)
+    params = SDPAParams(query, key, value, None, 0.0, False, grouped)
+    if query.is_cuda and width % 8 == 0 and can_use_flash_attention(params):
+        # This operator aligns its causal mask to the lower right; the public function to the upper left.
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        attended: Tensor = flash(query, key, value, 0.0, True, return_debug_mask=False, scale=scale)[0]
+        return attended
+    mask = torch.ones(rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
+    return F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=grouped)

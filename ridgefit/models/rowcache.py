@@ -1,0 +1,44 @@
+"""A stand-in for a layer's cache while only some of a prompt's rows run the layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ridgefit.models.rows import Rows
+
+
+class RowCache:
+    """Takes the keys and values of some rows and hands back those of the whole prompt.
+
+    A stock layer calls `update` with what its rows write; the buffers then hold filled and exact rows
+    together, and can be given to the real cache in one piece.
+
+    Args:
+        keys: `[batch, kv_heads, columns, head_dim]` after rotary, other rows already in place; written to.
+        values: the same for values.
+        rows: the rows that the layer runs.
+        first: first column that attention gets to see; a view, nothing is copied.
+        alone: attention sees the new rows only (no fill); the buffers are still written.
+    """
+
+    def __init__(
+        self, keys: Tensor, values: Tensor, rows: Rows, *, first: int = 0, alone: bool = False
+    ) -> None:
+        self.keys = keys
+        self.values = values
+        self._rows = rows
+        self._first = first
+        self._alone = alone
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int = 0, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store the rows' keys and values; what comes back is what the layer attends to."""
+        del layer_idx, args, kwargs
+        self._rows.put(self.keys, key_states, dim=2)
+        self._rows.put(self.values, value_states, dim=2)
+        if self._alone:
+            return key_states, value_states
+        return self.keys[:, :, self._first :], self.values[:, :, self._first :]
