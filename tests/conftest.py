@@ -18,6 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 VOCAB = 320
+_SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 LAYERS = 6
 WINDOW = 8
 
@@ -156,7 +157,7 @@ def tiny_tokenizer() -> Any:
     raw.train_from_iterator(["the cat sat on the mat and the dog sat on the log; 12 34"] * 4, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
-        **{"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"},
+        **_SPECIAL,
         model_max_length=512,
         chat_template=(
             "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"

@@ -82,6 +82,8 @@ def load_model(
     tokenizer = _tokenizer(folder, trust_remote_code)
     model = _model(folder, dtype, attention, trust_remote_code)
     model = cast("PreTrainedModel", model.to(place).eval().requires_grad_(False))
+    # As transformers does itself for a model it has fetched: fingerprints name the model, not a cache folder.
+    model.config._name_or_path, model.config._commit_hash = public_name(name), commit
     if check_weights:
         require_finite(model)
     return LoadedModel(model, tokenizer, port_of(model), name if revision else ref, commit)

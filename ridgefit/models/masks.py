@@ -114,6 +114,23 @@ def row_mask(
     return mask | own if mask.dtype == torch.bool else mask.masked_fill(own, 0)
 
 
+def rows_alone_mask(stock: Tensor | None, rows: Rows, *, padded: bool = False) -> Tensor | None:
+    """Mask `[batch or 1, 1, rows, rows]` for rows that attend to one another and to nothing else.
+
+    Args:
+        stock: as in `row_mask`; None stays None, since rows in order are causal among themselves.
+        rows: query and key rows.
+        padded: whether padding rows may be among them.
+    """
+    if stock is None:
+        return None
+    mask = rows.take(rows.take(stock[..., : rows.total], dim=-2), dim=-1)
+    if not padded:
+        return mask
+    own = torch.eye(rows.count, dtype=torch.bool, device=mask.device)
+    return mask | own if mask.dtype == torch.bool else mask.masked_fill(own, 0)
+
+
 def hide_columns(mask: Tensor | None, hidden: Tensor, queries: int, keys: int, first: int) -> Tensor:
     """Take columns out of a decode mask.
 
@@ -163,6 +180,11 @@ class RunsBias(Tensor):
         bias = torch.empty(1, 1, 0, 0).as_subclass(cls)
         bias.runs = runs
         return bias
+
+    def to(self, *args: Any, **kwargs: Any) -> RunsBias:
+        """Itself: it has no data to move, and a copy would lose its runs."""
+        del args, kwargs
+        return self
 
     @classmethod
     def __torch_function__(

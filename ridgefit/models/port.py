@@ -238,7 +238,7 @@ class Port:
             `[batch, rows, hidden]` leaving the layer.
         """
         positions = default_positions(rows.total, hidden.device) if position_ids is None else position_ids
-        return self._run(layer, hidden, rows, positions, valid, RowCache(keys, values, rows))
+        return self._run(layer, hidden, rows, positions, valid, RowCache(rows, keys, values))
 
     def check_attention(self) -> None:
         """Refuse an attention function whose masks the port cannot make.
@@ -317,7 +317,7 @@ class Port:
                 if not _has(block, name):
                     raise BadInput(
                         f"layer {layer} of this {self.family} model has no {name}, which its port calls",
-                        "install the transformers version that pyproject.toml names, or write a port of its own",
+                        "install the transformers version that pyproject.toml names",
                     )
 
 

@@ -16,15 +16,22 @@ class RowCache:
     together, and can be given to the real cache in one piece.
 
     Args:
-        keys: `[batch, kv_heads, columns, head_dim]` after rotary, other rows already in place; written to.
-        values: the same for values.
         rows: the rows that the layer runs.
+        keys: `[batch, kv_heads, columns, head_dim]` after rotary, other rows already in place; written to.
+            Made of zeros at the first update if absent.
+        values: the same for values.
         first: first column that attention gets to see; a view, nothing is copied.
         alone: attention sees the new rows only (no fill); the buffers are still written.
     """
 
     def __init__(
-        self, keys: Tensor, values: Tensor, rows: Rows, *, first: int = 0, alone: bool = False
+        self,
+        rows: Rows,
+        keys: Tensor | None = None,
+        values: Tensor | None = None,
+        *,
+        first: int = 0,
+        alone: bool = False,
     ) -> None:
         self.keys = keys
         self.values = values
@@ -37,8 +44,15 @@ class RowCache:
     ) -> tuple[Tensor, Tensor]:
         """Store the rows' keys and values; what comes back is what the layer attends to."""
         del layer_idx, args, kwargs
-        self._rows.put(self.keys, key_states, dim=2)
-        self._rows.put(self.values, value_states, dim=2)
+        self.keys = self._put(self.keys, key_states)
+        self.values = self._put(self.values, value_states)
         if self._alone:
             return key_states, value_states
         return self.keys[:, :, self._first :], self.values[:, :, self._first :]
+
+    def _put(self, buffer: Tensor | None, states: Tensor) -> Tensor:
+        if buffer is None:
+            batch, heads, _, width = states.shape
+            buffer = states.new_zeros(batch, heads, self._rows.total, width)
+        self._rows.put(buffer, states, dim=2)
+        return buffer

@@ -1,0 +1,183 @@
+"""The fill as its users see it: load maps, apply them to a model for the length of a `with` block."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from ridgefit.errors import BadInput
+from ridgefit.features import FeatureList
+from ridgefit.maps.mapset import MapSet
+from ridgefit.models import Port, port_of
+from ridgefit.models.masks import COLUMNS_ONLY
+from ridgefit.runtime.hooks import Application
+from ridgefit.runtime.inputs import IdentityInputs, LateInputs, MappedInputs, Placement, place
+from ridgefit.runtime.report import FillReport
+
+Kind = Literal["ridge", "identity", "none"]
+
+
+class RidgeFill:
+    """A way of handling a prompt's prefix in the late layers (paper table 3).
+
+    Args:
+        kind: "ridge" (maps), "identity" (the split state) or "none" (nothing is written).
+        split: first late layer; given by the maps for "ridge".
+        maps: maps of that split, for "ridge" only.
+    """
+
+    def __init__(self, kind: Kind, split: int, maps: MapSet | None = None) -> None:
+        if split < 1:
+            raise BadInput(f"split {split} leaves no exact layers below it", "use a split of at least 1")
+        if (maps is not None) != (kind == "ridge"):
+            raise ValueError("maps go with kind 'ridge', and only with it")
+        self.kind = kind
+        self.split = split
+        self.maps = maps
+        self._placed: tuple[object, LateInputs] | None = None
+
+    @classmethod
+    def load(cls, path: str | Path, split: int | None = None) -> RidgeFill:
+        """Maps from a folder written by `solve`, one source file, or a format-1 folder.
+
+        Args:
+            path: file or folder.
+            split: which split, where there are several.
+
+        Raises:
+            BadInput: missing, damaged or ambiguous; see `ridgefit.maps.load_maps`.
+        """
+        from ridgefit.maps import load_maps
+
+        return cls.of(load_maps(Path(path), split))
+
+    @classmethod
+    def of(cls, maps: MapSet) -> RidgeFill:
+        """Maps that are already loaded."""
+        return cls("ridge", maps.split, maps)
+
+    @classmethod
+    def identity(cls, split: int) -> RidgeFill:
+        """Late layers read the split state as if it were their own input (POP's fill)."""
+        return cls("identity", split)
+
+    @classmethod
+    def no_fill(cls, split: int) -> RidgeFill:
+        """Late layers write nothing for the prefix, and no later row attends to it there."""
+        return cls("none", split)
+
+    @classmethod
+    def pop(cls, n_layers: int) -> RidgeFill:
+        """POP as published: identity from two thirds of the depth on; apply it with `tail=1`."""
+        return cls.identity(max(1, round(2 * n_layers / 3)))
+
+    @contextlib.contextmanager
+    def applied(
+        self,
+        model: nn.Module,
+        *,
+        tail: int,
+        sink_rows: int = 0,
+        split: int | None = None,
+        plumb: bool = False,
+        placement: Placement = "device",
+    ) -> Iterator[FillReport]:
+        """Fill every prompt that the model reads inside the block, by `model(…)` or `model.generate(…)`.
+
+        A call on an empty cache, or on none, with more than `tail` tokens is filled. Everything else runs
+        stock: shorter prompts, decoding, and further turns on a cache that holds something. Of a filled
+        prompt, only the last `tail` rows of the output exist; the others hold NaN. Prompts of a batch are
+        padded on the left. When the block ends, however it ends, the model is as it was.
+
+        In layers with a sliding window only the rows that the tail can still see are written, so a cache
+        must not be rolled back by more than `tail` rows.
+
+        Args:
+            model: a model of a known family, in eval mode.
+            tail: last prompt rows that run every layer.
+            sink_rows: first prompt rows that run every layer.
+            split: for a check only; must be the fill's own.
+            plumb: put every hook in place but leave every row exact (for checks).
+            placement: keep maps on the model's device, or in host memory, copied layer by layer.
+
+        Yields:
+            Counts, filled in as calls are made.
+
+        Raises:
+            BadInput: settings or maps that do not fit the model.
+        """
+        port = port_of(model)
+        self._check(port, tail, sink_rows, split)
+        inputs = self._inputs(port, placement)
+        application = Application(port, self.split, inputs, tail=tail, sink_rows=sink_rows, plumb=plumb)
+        try:
+            application.attach()
+            yield application.report
+        finally:
+            application.detach()
+
+    def check(self, port: Port, tokenizer: object = None) -> list[str]:
+        """Compare the maps with a model.
+
+        Returns:
+            What is worth a warning: another name, revision, dtype or config; nothing for other fills.
+
+        Raises:
+            BadInput: dimensions, layer kinds, features or tokenizer do not fit; both values are named.
+        """
+        if not self.split < port.n_layers:
+            raise BadInput(
+                f"split {self.split} is past the last layer of this model, which is {port.n_layers - 1}",
+                f"use a split from 1 to {port.n_layers - 1}",
+            )
+        if self.maps is None:
+            return []
+        found = self.maps.check(port.identity(tokenizer))
+        width = FeatureList(self.maps.features).width(port.hidden)
+        if self.maps.in_width != width:
+            raise BadInput(
+                f"the maps read {self.maps.in_width} columns and their features "
+                f"{list(self.maps.features)} have {width} in this model",
+                "use maps fitted on this model",
+            )
+        return found
+
+    def _check(self, port: Port, tail: int, sink_rows: int, split: int | None) -> None:
+        if split is not None and split != self.split:
+            raise BadInput(
+                f"split {split} was asked for, the fill is for split {self.split}", "load that split"
+            )
+        if tail < 1:
+            raise BadInput(f"tail {tail} leaves no exact row to continue from", "use a tail of at least 1")
+        if sink_rows < 0:
+            raise BadInput(f"sink rows cannot be {sink_rows}", "use 0 or more")
+        for line in self.check(port):
+            if not line.startswith("the tokenizer"):  # there is none here to compare
+                warnings.warn(line, stacklevel=4)
+        port.check_attention()
+        if port.attention in COLUMNS_ONLY and (sink_rows or self.kind == "none"):
+            what = "no fill hides columns" if self.kind == "none" else "sink rows stand apart from the tail"
+            raise BadInput(
+                f"{what}, which {port.attention} has no mask for",
+                "load the model with sdpa or eager attention",
+            )
+
+    def _inputs(self, port: Port, placement: Placement) -> LateInputs | None:
+        """Late inputs for this model; placed maps are kept, so that a second block costs nothing."""
+        if self.kind == "none":
+            return None
+        if self.maps is None:
+            return IdentityInputs()
+        devices = tuple(str(port.layer_device(layer)) for layer in self.maps.layers)
+        key = (devices, port.dtype, placement)
+        if self._placed is None or self._placed[0] != key:
+            with torch.inference_mode(mode=False):
+                weights = place(self.maps, port, placement)
+            self._placed = (key, MappedInputs(FeatureList(self.maps.features), weights))
+        return self._placed[1]
