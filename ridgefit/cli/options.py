@@ -1,0 +1,276 @@
+"""Command lines made from settings classes, so that an option, a recipe key and an argument are one thing.
+
+A command is a plain function. A parameter annotated with a settings class becomes one option per
+field: the name with hyphens, the description as help, the default shown, a tuple repeatable or
+comma-separated. Lists of settings (`--arms`, `--tasks`) are written `identity,split=11,ridge`: a word
+begins an item, `key=value` belongs to the item before it, and a repeated key makes a list.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from ridgefit.cli.errors import fail
+from ridgefit.cli.output import Output
+from ridgefit.errors import BadInput
+from ridgefit.pipeline.validation import Location, dotted, validated
+from ridgefit.recipe import RunRecipe, Settings
+
+Out = Annotated[Path, typer.Option("--out", help="where the result goes", show_default=False)]
+_COMMON = {
+    "as_json": (bool, "--json", "print one JSON object on stdout, and nothing else there"),
+    "quiet": (bool, "--quiet", "no progress, notes or warnings"),
+    "verbose": (bool, "--verbose", "say on stderr what is being done"),
+    "seed": (int | None, "--seed", "seed of whatever this command draws at random"),
+}
+
+
+def command(
+    function: Callable[..., int | None], *, arguments: Sequence[str] = (), recipe: bool = False
+) -> Callable[..., int]:
+    """A typer callback for `function`, which returns an exit status and never raises an Exception.
+
+    Args:
+        function: parameters annotated with a `Settings` subclass are built from options, one annotated
+            with `Output` gets `--json`, `--quiet`, `--verbose` and `--seed`, all others are typer's.
+        arguments: fields that are positional.
+        recipe: also take `--recipe`, whose sections fill what the command line leaves out.
+
+    Raises:
+        TypeError: two settings classes of the function share a field name.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    hints.pop("return", None)
+    sections = {name: hint for name, hint in hints.items() if _is_settings(hint)}
+    options: dict[str, inspect.Parameter] = {}
+    for section in sections.values():
+        for name, info in section.model_fields.items():
+            if name == "seed":
+                continue
+            if name in options:
+                raise TypeError(f"two settings of {function.__name__} are named {name}")
+            options[name] = _parameter(name, info, section, positional=name in arguments)
+    own = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in sections and hints[name] is not Output
+    ]
+    common = [_common(name, *row) for name, row in _COMMON.items()]
+    if recipe:
+        text = "YAML recipe whose sections fill what is not given here"
+        common.insert(0, _parameter_of("recipe", Path | None, typer.Option("--recipe", help=text)))
+
+    def call(**given: Any) -> int:
+        output = Output(
+            json=given.pop("as_json"),
+            quiet=given.pop("quiet"),
+            verbose=given.pop("verbose"),
+            seed=given.pop("seed"),
+        )
+        try:
+            with output.speaking():
+                base = _recipe_sections(given.pop("recipe", None))
+                values = {name: given.pop(name) for name in options}
+                built = {
+                    name: _section(section, base.get(section, {}), values, output.seed, arguments)
+                    for name, section in sections.items()
+                }
+                outputs = {name: output for name, hint in hints.items() if hint is Output}
+                return function(**built, **outputs, **given) or 0
+        except (Exception, KeyboardInterrupt) as error:
+            return fail(error, as_json=output.json, stdout=output.stdout)
+
+    signature = inspect.Signature([*options.values(), *own, *common])
+    call.__name__, call.__doc__ = function.__name__, function.__doc__
+    call.__annotations__ = {name: item.annotation for name, item in signature.parameters.items()}
+    vars(call)["__signature__"] = signature
+    return call
+
+
+def option_name(field: str) -> str:
+    """`held_out` as `--held-out`."""
+    return "--" + field.replace("_", "-")
+
+
+def parsed(info: FieldInfo, given: Sequence[str] | str | bool) -> object:
+    """What the command line gave for a field, in the form its settings class checks."""
+    if isinstance(given, bool):
+        return given
+    item = _item_type(info.annotation)
+    if item is None:
+        return None if given == "none" and _optional(info.annotation) else given
+    texts = [given] if isinstance(given, str) else given
+    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    members = _members(item)
+    return _items(words, members) if members else words
+
+
+def _items(words: Sequence[str], members: Mapping[str, type[BaseModel]]) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            # An unknown word is left for the settings class, which knows what it should have been.
+            tag = next(iter(next(iter(members.values())).model_fields))
+            items.append({tag: word})
+            continue
+        if not items:
+            raise BadInput(
+                f"{word!r} has nothing before it that it could belong to",
+                f"begin with one of {', '.join(members)}",
+            )
+        key, item = key.strip().replace("-", "_"), items[-1]
+        fields = (
+            members[next(iter(item.values()))].model_fields if next(iter(item.values())) in members else {}
+        )
+        if key in fields and _item_type(fields[key].annotation) is not None:
+            item[key] = [*item.get(key, []), value]
+        else:
+            item[key] = value
+    return items
+
+
+def _section(
+    section: type[Settings],
+    base: Mapping[str, Any],
+    values: Mapping[str, Any],
+    seed: int | None,
+    arguments: Sequence[str],
+) -> Settings:
+    def written(location: Location) -> str:
+        if not location:
+            return ""
+        first = str(location[0])
+        return dotted((first.upper() if first in arguments else option_name(first), *location[1:]))
+
+    given = {
+        name: parsed(info, values[name])
+        for name, info in section.model_fields.items()
+        if values.get(name) not in (None, [], ())
+    }
+    if seed is not None and "seed" in section.model_fields:
+        given["seed"] = seed
+    return validated(section, {**base, **given}, name=written)
+
+
+def _recipe_sections(path: Path | None) -> dict[type, dict[str, Any]]:
+    if path is None:
+        return {}
+    from ridgefit.pipeline.recipe_file import load_recipe
+
+    loaded = load_recipe(path)
+    parts = [getattr(loaded, name) for name in RunRecipe.model_fields]
+    return {type(part): part.model_dump(exclude_unset=True) for part in parts if isinstance(part, Settings)}
+
+
+def _parameter(
+    name: str, info: FieldInfo, section: type[BaseModel], *, positional: bool
+) -> inspect.Parameter:
+    kind: Any = str | None
+    if _item_type(info.annotation) is not None:
+        kind = list[str] | None
+    elif info.annotation is bool:
+        kind = bool | None
+    if positional:
+        argument = typer.Argument(help=_help(info), metavar=name.upper(), show_default=False)
+        return _parameter_of(name, kind, argument)
+    flag = option_name(name)
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if info.annotation is bool else flag,
+        help=_help(info),
+        metavar=None if info.annotation is bool else _metavar(info.annotation),
+        show_default=False,
+        rich_help_panel=_panel(section),
+    )
+    return _parameter_of(name, kind, option)
+
+
+def _common(name: str, kind: Any, flag: str, text: str) -> inspect.Parameter:
+    option = typer.Option(flag, help=text, show_default=False, rich_help_panel="Every command")
+    return _parameter_of(name, kind, option, default=False if kind is bool else None)
+
+
+def _parameter_of(name: str, kind: Any, info: Any, default: Any = None) -> inspect.Parameter:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, info])
+
+
+def _help(info: FieldInfo) -> str:
+    text = (info.description or "").replace("[", "\\[")
+    if info.default is PydanticUndefined:
+        return f"{text} \\[required]"
+    if info.default is None or info.default == ():
+        return text
+    return f"{text} \\[default: {shown_default(info.default)}]"
+
+
+def shown_default(value: object) -> str:
+    """A default as a user would type it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ",".join(shown_default(item) for item in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _panel(section: type[BaseModel]) -> str:
+    return section.__name__.removesuffix("Settings")
+
+
+def _metavar(annotation: Any) -> str:
+    item = _item_type(annotation)
+    if item is not None:
+        members = _members(item)
+        return f"{'|'.join(members) if members else _metavar(item)},..."
+    choices = [
+        str(value)
+        for branch in _branches(annotation)
+        if get_origin(branch) is Literal
+        for value in get_args(branch)
+    ]
+    if choices:
+        return "|".join(choices)
+    names = {int: "INTEGER", float: "NUMBER", Path: "PATH"}
+    return next((names[branch] for branch in _branches(annotation) if branch in names), "TEXT")
+
+
+def _branches(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Annotated:
+        return _branches(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [branch for member in get_args(annotation) for branch in _branches(member)]
+    return [annotation]
+
+
+def _item_type(annotation: Any) -> Any | None:
+    """What a tuple field holds; None for a field that is not a tuple."""
+    return next(
+        (get_args(branch)[0] for branch in _branches(annotation) if get_origin(branch) is tuple), None
+    )
+
+
+def _optional(annotation: Any) -> bool:
+    return type(None) in _branches(annotation)
+
+
+def _members(item: Any) -> dict[str, type[BaseModel]]:
+    """Settings classes a list may hold, by the word that begins an item; empty for plain values."""
+    found: dict[str, type[BaseModel]] = {}
+    for branch in _branches(item):
+        if _is_settings(branch):
+            first = next(iter(branch.model_fields.values()))
+            found |= {str(v): branch for b in _branches(first.annotation) for v in get_args(b)}
+    return found
+
+
+def _is_settings(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Settings)
