@@ -13,8 +13,8 @@ from ridgefit.errors import BadInput
 
 PREFIX = "hub:"
 _FORM = re.compile(
-    r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^:@]+))?"
-    r"(?::(?P<config>[^:\[\]]*))?(?::(?P<split>[^:]+(?:\[[^\]]*\])?))?"
+    r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[^:@]+))?"
+    r"(?::(?P<config>[^:\[\]]*)(?::(?P<split>[^:]+(?:\[[^\]]*\])?))?)?"
 )
 _UNREACHABLE = {"ConnectionError", "TransportError", "TimeoutException", "LocalEntryNotFoundError"}
 
@@ -94,7 +94,8 @@ def read_table(source: HubSource, revision: str | None, columns: Columns) -> Ite
             f"{where} is cached at {commit[:12]} and not at {revision[:12]}", "go online or ask for that one"
         )
     columns.require_any(table.column_names, where)
-    wanted = [n for n in (columns.text, columns.messages, "domain", "source") if n in table.column_names]
+    # Not a `source` column: the commit is the better label.
+    wanted = [n for n in (columns.text, columns.messages, "domain") if n in table.column_names]
     pinned = f"{PREFIX}{source.name}@{commit}:{builder.config.name}:{source.split}"
     for number, row in enumerate(table.select_columns(wanted), start=1):
         yield columns.document(row, f"{where} row {number}", f"{pinned}#{number}")
