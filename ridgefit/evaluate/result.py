@@ -1,0 +1,156 @@
+"""What `evaluation.json` holds: frozen models, so that a result can be read back and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ridgefit.errors import BadInput
+from ridgefit.files import read_json
+
+EVALUATION = "evaluation.json"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Difference(_Part):
+    """A mean of paired differences with its two-sided 95 % interval; no ends with a single pair."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+class ArmScore(_Part):
+    """One measure of one arm.
+
+    Attributes:
+        arm: label.
+        n: samples that score this measure.
+        mean: over samples, each weighted alike.
+        wilson: two-sided 95 % interval of the mean, where samples score 0 or 1.
+        difference: arm minus exact, paired; None for the exact arm.
+        floor: share of failures that n flawless samples cannot rule out, where samples score 0 or 1.
+        bound: one-sided 95 % bound of the difference on the harmful side: lower for measures where more
+            is better (the more conservative of the bootstrap's and -floor), upper for losses.
+    """
+
+    arm: str
+    n: int
+    mean: float
+    wilson: tuple[float, float] | None = None
+    difference: Difference | None = None
+    floor: float | None = None
+    bound: float | None = None
+
+
+class Contrast(_Part):
+    """One arm minus another, paired."""
+
+    arm: str
+    against: str
+    difference: Difference
+
+
+class MeasureResult(_Part):
+    """One measure over all arms."""
+
+    name: str
+    title: str
+    unit: Literal["nats", "share"]
+    better: Literal["lower", "higher"]
+    arms: tuple[ArmScore, ...]
+    contrasts: tuple[Contrast, ...]
+
+    def arm(self, label: str) -> ArmScore | None:
+        """Score of one arm, None where no sample scored it."""
+        return next((score for score in self.arms if score.arm == label), None)
+
+
+class Skipped(_Part):
+    """A document that gave no sample."""
+
+    sample: str
+    reason: str
+
+
+class TaskResult(_Part):
+    """One task over all arms.
+
+    Attributes:
+        name: label, unique within the evaluation.
+        task_sha256: hash of the settings.
+        prompts_sha256: hash over every sample's id, prompt and target, in order.
+        settings: as in the recipe.
+        samples: number scored.
+        groups: samples per domain.
+        counts: totals over samples (novel and key tokens).
+        skipped: what gave no sample, and why.
+        measures: in the task's order; a measure that no sample scores is absent.
+    """
+
+    name: str
+    task_sha256: str
+    prompts_sha256: str
+    settings: dict[str, Any]
+    samples: int
+    groups: dict[str, int]
+    counts: dict[str, int]
+    skipped: tuple[Skipped, ...]
+    measures: tuple[MeasureResult, ...]
+
+    def measure(self, name: str) -> MeasureResult | None:
+        """One measure by name."""
+        return next((measure for measure in self.measures if measure.name == name), None)
+
+
+class ArmDescription(_Part):
+    """An arm as it was run; `tail` is None where each task's own applies."""
+
+    label: str
+    kind: str
+    split: int | None
+    tail: int | None
+    sink_rows: int
+
+
+class EvalResult(_Part):
+    """A whole evaluation.
+
+    Attributes:
+        format: version of this file.
+        identity: model, maps, dtype, device, attention backend, versions and settings behind it.
+        arms: in order, exact first.
+        tasks: in the recipe's order.
+        warnings: sentences a reader must see.
+    """
+
+    format: Literal["ridgefit-evaluation-1"] = "ridgefit-evaluation-1"
+    identity: dict[str, Any]
+    arms: tuple[ArmDescription, ...]
+    tasks: tuple[TaskResult, ...]
+    warnings: tuple[str, ...]
+
+
+def load_result(folder: Path) -> EvalResult:
+    """The result of a finished evaluation, from its folder or its `evaluation.json`.
+
+    Raises:
+        BadInput: the file is missing, damaged or of another format.
+    """
+    path = folder / EVALUATION if folder.is_dir() else folder
+    if not path.is_file():
+        raise BadInput(
+            f"{folder} holds no finished evaluation", "run `ridgefit eval` with this --out to its end"
+        )
+    try:
+        return EvalResult.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadInput(f"{path} is not an evaluation of this version ({where}: {first['msg']})") from error

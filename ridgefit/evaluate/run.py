@@ -1,0 +1,278 @@
+"""Arms x tasks on one model: paired, streamed to disk, resumable (paper sections 3.1 to 3.4)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ridgefit.errors import BadInput, CheckFailed, Interrupted
+from ridgefit.evaluate.arms import Arm, reach_of, resolve_arms
+from ridgefit.evaluate.journal import Journal, Key
+from ridgefit.evaluate.result import EVALUATION, ArmDescription, EvalResult
+from ridgefit.evaluate.samples import Sample, Scored, Task
+from ridgefit.evaluate.summary import TaskRun, prompts_sha256, summarise_task, warnings_of
+from ridgefit.evaluate.tasks import TASKS, task_names
+from ridgefit.files import canonical_json, folder_lock, sha256_bytes, sha256_file, write_json
+from ridgefit.models import LoadedModel
+from ridgefit.recipe import EvalSettings
+from ridgefit.versions import library_versions, machine
+
+Progress = Callable[[int, int, str], None]
+"""Called after each arm of each sample with (done, total, what was scored)."""
+
+
+def evaluate(
+    loaded: LoadedModel,
+    settings: EvalSettings,
+    maps: Path | None,
+    out: Path,
+    *,
+    progress: Progress | None = None,
+) -> EvalResult:
+    """Run every arm on every sample of every task, each paired with exact in the same process.
+
+    `out/results.jsonl` gets a line per sample and arm as it is scored. The same call on the same folder
+    goes on after the last complete sample; a sample that was cut off runs again whole, so that its arms
+    stay paired. `out/evaluation.json` is written at the end, with the same bytes whether the run was
+    interrupted or not.
+
+    Args:
+        loaded: model and tokenizer.
+        settings: arms, tasks, share of the samples, bootstrap.
+        maps: source file or folder of maps; None if no arm needs them.
+        out: folder for the results.
+        progress: called after each score.
+
+    Raises:
+        BadInput: settings that do not fit the model or each other; a folder with results of another
+            identity (the field is named) or in use.
+        CheckFailed: an arm filled nothing, or gave scores that are not finite.
+        Interrupted: SIGINT or SIGTERM; what was scored is kept.
+    """
+    arms = resolve_arms(settings.arms, maps, loaded.port.n_layers)
+    tasks = [TASKS[task.task](task) for task in settings.tasks]
+    for name, task_settings in zip(task_names(settings.tasks), settings.tasks, strict=True):
+        _check_lengths(name, task_settings, arms, loaded)
+    runs = [
+        _task_run(name, task, task_settings, arms, loaded, settings)
+        for name, task, task_settings in zip(task_names(settings.tasks), tasks, settings.tasks, strict=True)
+    ]
+    identity = _identity(loaded, settings, maps, runs)
+    warnings = sorted(
+        {line for arm in arms if arm.fill for line in arm.fill.check(loaded.port, loaded.tokenizer)}
+    )
+    context = {"maps": str(maps) if maps else None, "machine": machine(), "threads": torch.get_num_threads()}
+    total = len(arms) * sum(len(run.samples) for run in runs)
+    done = 0
+    with folder_lock(out), Journal(out, identity, context) as journal, _interruptible(out):
+        for run, task in zip(runs, tasks, strict=True):
+            for sample in run.samples:
+                keys = {arm.label: _key(run, sample, arm) for arm in arms}
+                if not _complete(journal, keys):
+                    for label, scored in _score_sample(loaded, task, sample, arms):
+                        journal.append(keys[label], _body(run, sample, scored))
+                        done += 1
+                        if progress:
+                            progress(done, total, f"{run.name}, {sample.id}, {label}")
+                else:
+                    done += len(arms)
+                    if progress:
+                        progress(done, total, f"{run.name}, {sample.id}, done before")
+        result = _summarise(runs, arms, journal, identity, settings, warnings)
+        write_json(out / EVALUATION, result.model_dump(mode="json"))
+    return result
+
+
+def _task_run(
+    name: str,
+    task: Task,
+    task_settings: Any,
+    arms: tuple[Arm, ...],
+    loaded: LoadedModel,
+    settings: EvalSettings,
+) -> TaskRun:
+    found = task.samples(loaded, reach_of(arms, task.tail), settings.seed)
+    kept = math.ceil(settings.fraction * len(found.samples))
+    plain = task_settings.model_dump(mode="json")
+    return TaskRun(
+        name=name,
+        sha256=sha256_bytes(canonical_json(plain)),
+        settings=plain,
+        measures=task.measures,
+        samples=found.samples[:kept],
+        skipped=found.skipped,
+    )
+
+
+def _check_lengths(name: str, task: Any, arms: tuple[Arm, ...], loaded: LoadedModel) -> None:
+    reach = reach_of(arms, task.tail)
+    if reach.tail + reach.sink_rows >= task.prompt:
+        rows = f"a tail of {reach.tail}" + (f" and {reach.sink_rows} sink rows" if reach.sink_rows else "")
+        raise BadInput(
+            f"task '{name}' has prompts of {task.prompt} tokens, of which {rows} would leave nothing to fill",
+            "lengthen the prompt or shorten the tail",
+        )
+    after = getattr(task, "scored", None) or getattr(task, "new_tokens", 0)
+    longest = getattr(loaded.port.config, "max_position_embeddings", None)
+    if longest is not None and task.prompt + after > longest:
+        raise BadInput(
+            f"task '{name}' needs {task.prompt + after} positions and the model has {longest}",
+            "shorten the prompt",
+        )
+
+
+def _score_sample(
+    loaded: LoadedModel, task: Task, sample: Sample, arms: tuple[Arm, ...]
+) -> Iterator[tuple[str, Scored]]:
+    """The exact arm, then the others with what it found."""
+    carry: Any = None
+    for arm in arms:
+        filled = 0
+
+        @contextmanager
+        def apply(arm: Arm = arm) -> Iterator[None]:
+            nonlocal filled
+            with arm.applied(loaded.model, task.tail) as report:
+                yield
+            if report is None:
+                return
+            if report.filled == 0:
+                raise CheckFailed(
+                    f"arm '{arm.label}' filled no prefill on {sample.id} ({sample.prompt.numel()} tokens), "
+                    "so its scores would be those of the exact model",
+                    "run `ridgefit verify --model` on this model",
+                )
+            filled += report.filled
+
+        scored = task.score(loaded, sample, apply, carry)
+        for name, value in scored.scores.items():
+            if value is not None and not math.isfinite(value):
+                raise CheckFailed(
+                    f"arm '{arm.label}' gives {name} = {value} on {sample.id}",
+                    "try --dtype float32, and run `ridgefit verify --model`",
+                )
+        carry = scored.carry
+        yield arm.label, scored
+
+
+def _summarise(
+    runs: list[TaskRun],
+    arms: tuple[Arm, ...],
+    journal: Journal,
+    identity: Mapping[str, Any],
+    settings: EvalSettings,
+    warnings: list[str],
+) -> EvalResult:
+    tasks = tuple(
+        summarise_task(
+            run,
+            arms,
+            {(s.id, arm.label): journal.records[_key(run, s, arm)] for s in run.samples for arm in arms},
+            resamples=settings.resamples,
+            seed=settings.seed,
+        )
+        for run in runs
+    )
+    return EvalResult(
+        identity={name: value for name, value in identity.items() if name != "samples"},
+        arms=tuple(
+            ArmDescription(label=a.label, kind=a.kind, split=a.split, tail=a.tail, sink_rows=a.sink_rows)
+            for a in arms
+        ),
+        tasks=tasks,
+        warnings=(*warnings, *warnings_of(tasks, arms[0].label)),
+    )
+
+
+def _identity(
+    loaded: LoadedModel, settings: EvalSettings, maps: Path | None, runs: list[TaskRun]
+) -> dict[str, Any]:
+    """Everything that decides the results; what differs is named when a folder is reopened."""
+    device = loaded.port.device
+    return {
+        "settings": settings.model_dump(mode="json"),
+        "model": {**loaded.identity(), "weights_sample_sha256": _weights_sample(loaded.model)},
+        "maps": maps_identity(maps),
+        "dtype": str(loaded.port.dtype).removeprefix("torch."),
+        "device": device.type if device.type != "cuda" else torch.cuda.get_device_name(device),
+        "attention": loaded.port.attention,
+        "versions": library_versions(),
+        "prompts": {run.name: prompts_sha256(run.samples) for run in runs},
+        "samples": {
+            run.name: {s.id: {"prompt": s.prompt_sha256, "target": s.target_sha256} for s in run.samples}
+            for run in runs
+        },
+    }
+
+
+def _weights_sample(model: Any) -> str:
+    """Hash of up to 256 evenly spaced entries of every weight.
+
+    A config does not tell two trainings of one architecture apart, and reading every weight of a large
+    model takes longer than a small evaluation.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        flat = weight.detach().reshape(-1)
+        taken = flat[:: max(1, flat.numel() // 256)].to("cpu", torch.float64)
+        digest.update(name.encode() + taken.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def maps_identity(maps: Path | None) -> dict[str, str] | None:
+    """File name -> sha256 of the tensors and manifests in a maps file or folder."""
+    if maps is None:
+        return None
+    if maps.is_file():
+        return {maps.name: sha256_file(maps)}
+    return {
+        path.relative_to(maps).as_posix(): sha256_file(path)
+        for path in sorted(maps.rglob("*"))
+        if path.is_file() and (path.suffix == ".safetensors" or path.name == "ridgefit.json")
+    }
+
+
+def _key(run: TaskRun, sample: Sample, arm: Arm) -> Key:
+    return Key(run.sha256, sample.id, sample.prompt_sha256, arm.label)
+
+
+def _complete(journal: Journal, keys: Mapping[str, Key]) -> bool:
+    """Whether every arm of a sample is on disk, all from one process."""
+    records = [journal.records.get(key) for key in keys.values()]
+    return (
+        len({None if record is None else record["session"] for record in records}) == 1
+        and None not in records
+    )
+
+
+def _body(run: TaskRun, sample: Sample, scored: Scored) -> dict[str, Any]:
+    return {"task": run.name, "group": sample.group, "scores": dict(scored.scores), **scored.detail}
+
+
+@contextmanager
+def _interruptible(out: Path) -> Iterator[None]:
+    """Turn SIGTERM into the same clean stop as Ctrl-C, and either into `Interrupted`."""
+    main = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, _stop) if main else None
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"the evaluation in {out} was stopped, and what was scored is kept",
+            "run the same command again to go on",
+        ) from error
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _stop(number: int, frame: object) -> None:  # noqa: ARG001
+    raise KeyboardInterrupt

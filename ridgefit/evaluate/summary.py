@@ -1,0 +1,188 @@
+"""From the lines of a results file to means, paired differences and their intervals (paper section 3.4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ridgefit.errors import CheckFailed
+from ridgefit.evaluate.intervals import Interval, bca, binomial_floor, wilson
+from ridgefit.evaluate.result import ArmScore, Contrast, Difference, MeasureResult, Skipped, TaskResult
+from ridgefit.evaluate.samples import Measure, Sample
+from ridgefit.files import canonical_json, sha256_bytes
+
+if TYPE_CHECKING:
+    from ridgefit.evaluate.arms import Arm
+
+CONTRASTS = ("identity", "none", "pop")
+"""What a ridge arm is set against, besides exact."""
+WEAK = 0.5
+"""Share of needles below which the exact model is no ruler."""
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """One task of an evaluation with its samples.
+
+    Attributes:
+        name: unique label.
+        sha256: hash of the settings.
+        settings: as in the recipe, JSON.
+        measures: what its scores mean.
+        samples: in order, after `fraction`.
+        skipped: sample label and reason.
+    """
+
+    name: str
+    sha256: str
+    settings: Mapping[str, Any]
+    measures: tuple[Measure, ...]
+    samples: tuple[Sample, ...]
+    skipped: tuple[tuple[str, str], ...]
+
+
+def summarise_task(
+    run: TaskRun,
+    arms: Sequence[Arm],
+    records: Mapping[tuple[str, str], Mapping[str, Any]],
+    *,
+    resamples: int,
+    seed: int,
+) -> TaskResult:
+    """Means and paired differences of one task.
+
+    Args:
+        run: the task.
+        arms: exact first.
+        records: (sample id, arm label) -> line of the results file; complete.
+        resamples: bootstrap resamples.
+        seed: bootstrap seed, the same for every interval.
+
+    Raises:
+        CheckFailed: a sample's arms were not run in one process.
+    """
+    for sample in run.samples:
+        if len({records[sample.id, arm.label]["session"] for arm in arms}) != 1:
+            raise CheckFailed(f"the arms of {sample.id} in {run.name} were not run in one process")
+    counts: Counter[str] = Counter()
+    for sample in run.samples:
+        counts.update(records[sample.id, arms[0].label].get("counts", {}))
+    table = _Table(run, records, resamples, seed)
+    return TaskResult(
+        name=run.name,
+        task_sha256=run.sha256,
+        prompts_sha256=prompts_sha256(run.samples),
+        settings=dict(run.settings),
+        samples=len(run.samples),
+        groups=dict(sorted(Counter(sample.group for sample in run.samples).items())),
+        counts=dict(sorted(counts.items())),
+        skipped=tuple(Skipped(sample=label, reason=reason) for label, reason in run.skipped),
+        measures=tuple(
+            MeasureResult(
+                name=measure.name,
+                title=measure.title,
+                unit=measure.unit,
+                better=measure.better,
+                arms=tuple(table.arm_score(measure, arm, arms[0]) for arm in arms),
+                contrasts=tuple(table.contrast(measure, arm, other) for arm, other in contrasted(arms)),
+            )
+            for measure in run.measures
+            if table.values(measure, arms[0])
+        ),
+    )
+
+
+def contrasted(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
+    """Each ridge arm with each arm it is set against: the same rows exact, or POP whatever its rows."""
+    for arm in arms:
+        if arm.kind != "ridge":
+            continue
+        for kind in CONTRASTS:
+            for other in arms:
+                same = (other.split, other.tail, other.sink_rows) == (arm.split, arm.tail, arm.sink_rows)
+                if other.kind == kind and (same or kind == "pop"):
+                    yield arm, other
+
+
+def warnings_of(results: Sequence[TaskResult], exact: str) -> Iterator[str]:
+    """Sentences that a reader of the tables must see."""
+    for task in results:
+        strict = task.measure("strict")
+        score = strict.arm(exact) if strict else None
+        if score is not None and score.mean < WEAK:
+            yield (
+                f"{task.name}: the exact model finds only {100 * score.mean:.0f} % of the needles, "
+                "so retrieval on this task says little about any arm."
+            )
+        if task.skipped:
+            yield f"{task.name}: {len(task.skipped)} documents were too short and are left out."
+        for measure in task.measures:
+            n = measure.arms[0].n
+            if n < task.samples:
+                yield f"{task.name}: {measure.title} rests on {n} of {task.samples} samples."
+
+
+def prompts_sha256(samples: Sequence[Sample]) -> str:
+    """One hash over every sample's id, prompt and target, in order."""
+    return sha256_bytes(canonical_json([[s.id, s.prompt_sha256, s.target_sha256] for s in samples]))
+
+
+class _Table:
+    """Scores of one task, by measure and arm."""
+
+    def __init__(
+        self, run: TaskRun, records: Mapping[tuple[str, str], Mapping[str, Any]], resamples: int, seed: int
+    ) -> None:
+        self._run = run
+        self._records = records
+        self._resamples = resamples
+        self._seed = seed
+
+    def values(self, measure: Measure, arm: Arm) -> dict[str, float]:
+        """Sample id -> score, where the sample has one."""
+        found = {}
+        for sample in self._run.samples:
+            score = self._records[sample.id, arm.label]["scores"][measure.name]
+            if score is not None:
+                found[sample.id] = float(score)
+        return found
+
+    def arm_score(self, measure: Measure, arm: Arm, exact: Arm) -> ArmScore:
+        values = self.values(measure, arm)
+        n = len(values)
+        total = sum(values.values())
+        floor = binomial_floor(n) if measure.binary else None
+        shared = {
+            "arm": arm.label,
+            "n": n,
+            "mean": total / n,
+            "wilson": wilson(total, n) if measure.binary else None,
+            "floor": floor,
+        }
+        if arm is exact:
+            return ArmScore(**shared)
+        interval = self._interval(measure, arm, exact)
+        bound = interval.lower_bound if measure.better == "higher" else interval.upper_bound
+        if bound is not None and floor is not None:
+            bound = min(bound, -floor)
+        return ArmScore(**shared, difference=_difference(interval), bound=bound)
+
+    def contrast(self, measure: Measure, arm: Arm, other: Arm) -> Contrast:
+        interval = self._interval(measure, arm, other)
+        return Contrast(arm=arm.label, against=other.label, difference=_difference(interval))
+
+    def _interval(self, measure: Measure, arm: Arm, other: Arm) -> Interval:
+        left, right = self.values(measure, arm), self.values(measure, other)
+        samples = [sample for sample in self._run.samples if sample.id in left]
+        return bca(
+            [left[sample.id] - right[sample.id] for sample in samples],
+            [sample.group for sample in samples],
+            resamples=self._resamples,
+            seed=self._seed,
+        )
+
+
+def _difference(interval: Interval) -> Difference:
+    return Difference(mean=interval.mean, low=interval.low, high=interval.high, n=interval.n)
