@@ -7,7 +7,7 @@ One model per concern. The command line is generated from these classes (field n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -32,6 +32,10 @@ class ModelSettings(Settings):
         "sdpa", description="transformers' attention implementation"
     )
     trust_remote_code: bool = Field(False, description="run Python code that the model repository ships")
+
+    def load_options(self) -> dict[str, Any]:
+        """Keyword arguments of `ridgefit.models.load_model`."""
+        return {"ref": self.model, **self.model_dump(exclude={"model"})}
 
 
 class DataSettings(Settings):
@@ -216,3 +220,43 @@ class BenchPrefillSettings(Settings):
         "sdpa", description="transformers' attention implementation"
     )
     seed: int = Field(0, ge=0, description="seed of weights, maps and tokens")
+
+
+class VerifySettings(Settings):
+    """`ridgefit verify`: files alone, or with a model the promises a fill makes."""
+
+    maps: Path = Field(description="maps folder, source file or format-1 folder")
+    split: int | None = Field(None, ge=1, description="which split to try on the model; default: all")
+    prompt: int = Field(96, ge=2, description="random prompt tokens of the model checks")
+    tail: int = Field(24, ge=1, description="exact rows of the model checks")
+    seed: int = Field(0, ge=0, description="seed of the random prompt")
+
+
+class DoctorSettings(Settings):
+    """`ridgefit doctor`: can this model be fitted here."""
+
+    needle_prompt: int = Field(1024, ge=64, description="tokens of the needle prompts the exact model reads")
+    needle_samples: int = Field(4, ge=0, description="needle prompts; 0 skips them")
+    seed: int = Field(0, ge=0, description="seed of the needle prompts")
+
+
+class GenerateSettings(Settings):
+    """`ridgefit generate`: text with an arm applied, and the time to the first token."""
+
+    prompt: str | None = Field(None, description="prompt text")
+    prompt_file: Path | None = Field(None, description="UTF-8 file that holds the prompt")
+    chat: bool = Field(False, description="put the prompt into the chat template as a user's turn")
+    maps: Path | None = Field(None, description="maps folder, source file or format-1 folder")
+    arm: ArmKind = Field("ridge", description="what the late layers of a prefix row compute")
+    split: int | None = Field(None, ge=1, description="split layer; default: the maps' only one")
+    tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer")
+    sink_rows: int | None = Field(None, ge=0, description="first prompt rows that run every layer")
+    new_tokens: int = Field(64, ge=1, description="tokens to generate at most")
+    temperature: float = Field(0.0, ge=0, description="0 is greedy")
+    seed: int = Field(0, ge=0, description="seed of sampling")
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> GenerateSettings:
+        if (self.prompt is None) == (self.prompt_file is None):
+            raise ValueError("give either prompt or prompt_file")
+        return self
