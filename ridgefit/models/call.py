@@ -53,6 +53,15 @@ def cache_keyword(module: nn.Module) -> str:
     return next((name for name in CACHE_NAMES if name in names), CACHE_NAMES[0])
 
 
+def output_cache(output: Any) -> Any:
+    """The cache that a model's output carries, or None."""
+    for name in CACHE_NAMES:
+        found = getattr(output, name, None)
+        if found is not None:
+            return found
+    return None
+
+
 def cache_length(cache: Any) -> int:
     """Columns that a cache holds; a window-limited layer counts the columns it has let go.
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 BUNDLED = "bundled:"
 _BUNDLED_FOLDER = Path(__file__).parents[1] / "bundled"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+# One of these holds a vocabulary. Without any, transformers makes an empty tokenizer and says nothing.
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.*", "spiece.model", "tekken.json", "*.tiktoken")
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,10 @@ def _unreadable(folder: Path, trust_remote_code: bool, error: Exception) -> BadI
 def _tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
+    if not any(next(folder.glob(pattern), None) for pattern in _VOCABULARIES):
+        raise BadInput(
+            f"{folder} has no tokenizer", "save the tokenizer beside the model with save_pretrained"
+        )
     try:
         return cast(
             "PreTrainedTokenizerBase",

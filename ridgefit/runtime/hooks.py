@@ -223,7 +223,7 @@ def _left_pads(valid: Tensor) -> list[int]:
     *counts, left = torch.cat([tokens, in_front[None].to(tokens.dtype)]).tolist()
     if not left:
         raise BadInput(
-            "the attention mask has padding elsewhere than in front of the prompt, whose tail is counted from its end",
+            "the attention mask has right padding or holes, and the tail is counted from the prompt's end",
             "set tokenizer.padding_side = 'left'",
         )
     if min(counts) == 0:
