@@ -11,8 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from pydantic import BaseModel
@@ -22,6 +21,7 @@ from pydantic_core import PydanticUndefined
 from ridgefit.cli.errors import fail
 from ridgefit.cli.output import Output
 from ridgefit.errors import BadInput
+from ridgefit.pipeline.fields import branches, choices, item_type, kinds
 from ridgefit.pipeline.validation import Location, dotted, validated
 from ridgefit.recipe import RunRecipe, Settings
 
@@ -105,38 +105,37 @@ def parsed(info: FieldInfo, given: Sequence[str] | str | bool) -> object:
     """What the command line gave for a field, in the form its settings class checks."""
     if isinstance(given, bool):
         return given
-    item = _item_type(info.annotation)
+    item = item_type(info.annotation)
     if item is None:
-        return None if given == "none" and _optional(info.annotation) else given
+        return None if given == "none" and type(None) in branches(info.annotation) else given
     texts = [given] if isinstance(given, str) else given
     words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
-    members = _members(item)
+    members = kinds(item)
     return _items(words, members) if members else words
 
 
 def _items(words: Sequence[str], members: Mapping[str, type[BaseModel]]) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = []
+    """A list of settings: words begin items, `key=value` belongs to the word before it."""
+    items: list[tuple[str, dict[str, Any]]] = []
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            # An unknown word is left for the settings class, which knows what it should have been.
-            tag = next(iter(next(iter(members.values())).model_fields))
-            items.append({tag: word})
+            items.append((word, {}))
             continue
         if not items:
-            raise BadInput(
-                f"{word!r} has nothing before it that it could belong to",
-                f"begin with one of {', '.join(members)}",
-            )
-        key, item = key.strip().replace("-", "_"), items[-1]
-        fields = (
-            members[next(iter(item.values()))].model_fields if next(iter(item.values())) in members else {}
-        )
-        if key in fields and _item_type(fields[key].annotation) is not None:
-            item[key] = [*item.get(key, []), value]
+            raise BadInput(f"{word!r} belongs to nothing", f"put one of {', '.join(members)} before it")
+        kind, given = items[-1]
+        key = key.strip().replace("-", "_")
+        fields = members[kind].model_fields if kind in members else {}
+        if key in fields and item_type(fields[key].annotation) is not None:
+            given[key] = [*given.get(key, []), value]
+        elif key in given:
+            raise BadInput(f"{key} of {kind} is given twice", "keep one of them")
         else:
-            item[key] = value
-    return items
+            given[key] = value
+    # A word that nobody knows is left for the settings class, which knows what it should have been.
+    first = next(iter(next(iter(members.values())).model_fields))
+    return [{first: kind, **given} for kind, given in items]
 
 
 def _section(
@@ -176,7 +175,7 @@ def _parameter(
     name: str, info: FieldInfo, section: type[BaseModel], *, positional: bool
 ) -> inspect.Parameter:
     kind: Any = str | None
-    if _item_type(info.annotation) is not None:
+    if item_type(info.annotation) is not None:
         kind = list[str] | None
     elif info.annotation is bool:
         kind = bool | None
@@ -205,12 +204,24 @@ def _parameter_of(name: str, kind: Any, info: Any, default: Any = None) -> inspe
 
 
 def _help(info: FieldInfo) -> str:
-    text = (info.description or "").replace("[", "\\[")
+    text = (info.description or "") + _item_help(info.annotation)
     if info.default is PydanticUndefined:
-        return f"{text} \\[required]"
-    if info.default is None or info.default == ():
-        return text
-    return f"{text} \\[default: {shown_default(info.default)}]"
+        text += " [required]"
+    elif info.default is not None and info.default != ():
+        text += f" [default: {shown_default(info.default)}]"
+    return text.replace("[", "\\[")  # else rich takes what is in brackets for a style
+
+
+def _item_help(annotation: Any) -> str:
+    """Settings that may follow a word of a list of settings; "" for other fields."""
+    lists: dict[str, str] = {}
+    for word, settings in kinds(item_type(annotation)).items():
+        keys = ", ".join(f"{name}=" for name in list(settings.model_fields)[1:])
+        lists.setdefault(keys, word)
+    if len(lists) == 1:
+        return f" (each may be followed by {next(iter(lists))})"
+    each = "; ".join(f"{word} by {keys}" for keys, word in lists.items())
+    return f" (may be followed: {each})" if lists else ""
 
 
 def shown_default(value: object) -> str:
@@ -227,49 +238,12 @@ def _panel(section: type[BaseModel]) -> str:
 
 
 def _metavar(annotation: Any) -> str:
-    item = _item_type(annotation)
+    item = item_type(annotation)
     if item is not None:
-        members = _members(item)
-        return f"{'|'.join(members) if members else _metavar(item)},..."
-    choices = [
-        str(value)
-        for branch in _branches(annotation)
-        if get_origin(branch) is Literal
-        for value in get_args(branch)
-    ]
-    if choices:
-        return "|".join(choices)
+        return f"{'|'.join(kinds(item)) or _metavar(item)},..."
     names = {int: "INTEGER", float: "NUMBER", Path: "PATH"}
-    return next((names[branch] for branch in _branches(annotation) if branch in names), "TEXT")
-
-
-def _branches(annotation: Any) -> list[Any]:
-    if get_origin(annotation) is Annotated:
-        return _branches(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return [branch for member in get_args(annotation) for branch in _branches(member)]
-    return [annotation]
-
-
-def _item_type(annotation: Any) -> Any | None:
-    """What a tuple field holds; None for a field that is not a tuple."""
-    return next(
-        (get_args(branch)[0] for branch in _branches(annotation) if get_origin(branch) is tuple), None
-    )
-
-
-def _optional(annotation: Any) -> bool:
-    return type(None) in _branches(annotation)
-
-
-def _members(item: Any) -> dict[str, type[BaseModel]]:
-    """Settings classes a list may hold, by the word that begins an item; empty for plain values."""
-    found: dict[str, type[BaseModel]] = {}
-    for branch in _branches(item):
-        if _is_settings(branch):
-            first = next(iter(branch.model_fields.values()))
-            found |= {str(v): branch for b in _branches(first.annotation) for v in get_args(b)}
-    return found
+    plain = next((names[branch] for branch in branches(annotation) if branch in names), "TEXT")
+    return "|".join(choices(annotation)) or plain
 
 
 def _is_settings(hint: Any) -> bool:

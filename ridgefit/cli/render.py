@@ -8,9 +8,9 @@ from rich.markup import escape
 from rich.table import Table
 
 
-def pairs(title: str, rows: Mapping[str, str]) -> Table:
+def pairs(rows: Mapping[str, str]) -> Table:
     """A table of names and values, without a header."""
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
@@ -18,9 +18,9 @@ def pairs(title: str, rows: Mapping[str, str]) -> Table:
     return table
 
 
-def grid(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+def grid(header: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """A table with a header; the first column is text, the others are numbers."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="cyan")
+    table = Table(box=None, pad_edge=False, header_style="cyan")
     for index, name in enumerate(header):
         table.add_column(escape(name), justify="left" if index == 0 else "right")
     for row in rows:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from ridgefit.errors import BadInput
+from ridgefit.pipeline.fields import choices, item_type, kinds, settings_classes
 
 Location = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -72,65 +72,42 @@ def nearest(word: str, known: Sequence[str]) -> str | None:
 
 
 def known_names(model: Any, location: Location) -> tuple[str, ...]:
-    """Keys that may stand beside the last part of `location` in a settings class."""
-    for branch in _branches(model):
-        if isinstance(branch, type) and issubclass(branch, BaseModel):
-            if len(location) <= 1 or location[0] not in branch.model_fields:
-                return tuple(branch.model_fields)
-            return known_names(branch.model_fields[str(location[0])].annotation, location[1:])
-        if get_origin(branch) is tuple and location and isinstance(location[0], int):
-            return known_names(get_args(branch)[0], location[1:])
-        if isinstance(branch, _Tagged) and location and location[0] in branch.members:
-            return known_names(branch.members[str(location[0])], location[1:])
-    return ()
-
-
-class _Tagged:
-    """Members of a discriminated union by the value that names them."""
-
-    def __init__(self, members: dict[str, Any]) -> None:
-        self.members = members
-
-
-def _branches(annotation: Any) -> list[Any]:
-    """What a value of this annotation may be: unions taken apart, discriminated ones kept together."""
-    if get_origin(annotation) is Annotated:
-        inner, *metadata = get_args(annotation)
-        key = next((item.discriminator for item in metadata if getattr(item, "discriminator", None)), None)
-        if isinstance(key, str):
-            return [_Tagged({get_args(m.model_fields[key].annotation)[0]: m for m in get_args(inner)})]
-        return _branches(inner)
-    if get_origin(annotation) in (Union, UnionType):
-        return [branch for member in get_args(annotation) for branch in _branches(member)]
-    return [annotation]
+    """Keys that may stand where the last part of `location` stands in a settings class."""
+    annotation: Any = model
+    for part in location[:-1]:
+        step = _step(annotation, part)
+        if step is None:
+            break
+        annotation = step[0]
+    return tuple(name for settings in settings_classes(annotation) for name in settings.model_fields)
 
 
 def _written(location: Location, model: Any) -> Location:
-    """The location without what pydantic adds to tell members of a union apart."""
+    """The location as the user wrote it: without pydantic's names for the members of a union."""
     kept: list[str | int] = []
     annotation: Any = model
     for part in location:
         step = _step(annotation, part)
         if step is None:
-            # The key itself is unknown, or the part is pydantic's name for a member of a union.
-            if any(isinstance(b, type) and issubclass(b, BaseModel) for b in _branches(annotation)):
-                kept.append(part)
+            if settings_classes(annotation):
+                kept.append(part)  # a key that nobody knows
             break
-        annotation, is_tag = step
-        if not is_tag:
+        annotation, is_kind = step
+        if not is_kind:
             kept.append(part)
     return tuple(kept)
 
 
 def _step(annotation: Any, part: str | int) -> tuple[Any, bool] | None:
-    for branch in _branches(annotation):
-        if isinstance(branch, _Tagged) and part in branch.members:
-            return branch.members[str(part)], True
-        if isinstance(branch, type) and issubclass(branch, BaseModel) and part in branch.model_fields:
-            return branch.model_fields[str(part)].annotation, False
-        if get_origin(branch) is tuple and isinstance(part, int):
-            return get_args(branch)[0], False
-    return None
+    """What stands under `part`, and whether `part` only tells which member of a union is meant."""
+    if isinstance(part, int):
+        item = item_type(annotation)
+        return None if item is None else (item, False)
+    for settings in settings_classes(annotation):
+        if part in settings.model_fields:
+            return settings.model_fields[part].annotation, False
+    found = kinds(annotation).get(part)
+    return None if found is None else (found, True)
 
 
 def _one_per_key(error: ValidationError, model: type[BaseModel]) -> list[tuple[Location, Any]]:
@@ -158,44 +135,38 @@ def _sentence(
         return f"{key} is required", ""
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         tag = str(error["ctx"]["discriminator"]).strip("'")
-        choices = [choice for branch in _at(model, location) for choice in _tags(branch)]
+        words = list(kinds(_at(model, location)))
         given = error["ctx"].get("tag")
         said = "is missing" if given is None else f"is {given!r}"
-        return f"{name((*location, tag))} {said}, must be one of {', '.join(choices)}", _meant(given, choices)
+        return f"{name((*location, tag))} {said}, must be one of {', '.join(words)}", _meant(given, words)
     message = str(error["msg"]).removeprefix("Value error, ")
     if kind == "value_error":
         return f"{key}: {message}" if location else message, ""
-    choices = [
-        str(v) for branch in _at(model, location) if get_origin(branch) is Literal for v in get_args(branch)
-    ]
+    words = choices(_at(model, location))
     if kind == "literal_error":
-        message = f"must be one of {', '.join(choices)}"
+        message = f"must be one of {', '.join(words)}"
     if kind == "model_type":
         message = "must hold settings"
     message = message.replace("Input should", "must").replace("should", "must")
     message = message.replace("valid tuple", "list").replace("Tuple", "it")
     return f"{key} is {_shown(error['input'])}, {message[:1].lower()}{message[1:]}", _meant(
-        error["input"], choices
+        error["input"], words
     )
 
 
-def _at(model: Any, location: Location) -> list[Any]:
-    """What the value at a location may be."""
+def _at(model: Any, location: Location) -> Any:
+    """Annotation of the value at a location, None where there is none."""
     annotation: Any = model
     for part in location:
         step = _step(annotation, part)
         if step is None:
-            return []
+            return None
         annotation = step[0]
-    return _branches(annotation)
+    return annotation
 
 
-def _tags(branch: Any) -> list[str]:
-    return list(branch.members) if isinstance(branch, _Tagged) else []
-
-
-def _meant(word: object, choices: Sequence[str]) -> str:
-    close = nearest(str(word), choices)
+def _meant(word: object, known: Sequence[str]) -> str:
+    close = nearest(str(word), known)
     return f"did you mean {close}" if close else ""
 
 

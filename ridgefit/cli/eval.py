@@ -1,0 +1,47 @@
+"""`ridgefit eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ridgefit.cli.options import Out, command
+from ridgefit.cli.output import Output
+from ridgefit.recipe import EvalSettings, ModelSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ridgefit.evaluate import EvalResult
+
+
+def evaluate(
+    model: ModelSettings,
+    settings: EvalSettings,
+    out: Out,
+    output: Output,
+    maps: Annotated[Path | None, typer.Option("--maps", help="maps for the ridge arms")] = None,
+) -> None:
+    """Judge arms against exact, paired, with intervals; the same command goes on where it stopped."""
+    from ridgefit.evaluate import evaluate
+    from ridgefit.models import load_model
+
+    loaded = load_model(model.model, **model.model_dump(exclude={"model"}))
+    with output.progress() as progress:
+        result = evaluate(loaded, settings, maps, out, progress=progress)
+    for line in result.warnings:
+        output.warn(line)
+    output.result(result, lambda console: _show(console, result, out))
+
+
+def _show(console: Console, result: EvalResult, out: Path) -> None:
+    from ridgefit.evaluate import render
+
+    for table in render(result):
+        console.print(table)
+    console.print(f"written to {out}; `ridgefit report {out}` makes a page of it")
+
+
+entry = command(evaluate, arguments=("model",), recipe=True)

@@ -1,0 +1,30 @@
+"""`ridgefit report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ridgefit.cli.options import command
+from ridgefit.cli.output import Output
+
+
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", show_default=False, help="folder of a finished evaluation")
+    ],
+    output: Output,
+    maps: Annotated[
+        Path | None, typer.Option("--maps", help="maps folder, whose penalty grid is shown too")
+    ] = None,
+) -> None:
+    """A page with tables and plots from an evaluation folder."""
+    from ridgefit.evaluate import report
+
+    path = report(folder, maps=maps)
+    output.result({"report": path}, lambda console: console.print(f"written to {path}"))
+
+
+entry = command(report)
