@@ -78,7 +78,7 @@ def test_any_changed_byte_is_found(store: TokenStore, tmp_path: Path) -> None:
     for name in ("manifest.json", "tokens.safetensors"):
         path = tmp_path / name
         good = path.read_bytes()
-        places = [0, 8, 9, len(good) - 1, *chance.sample(range(len(good)), 200)]
+        places = [*range(90), len(good) - 1, *chance.sample(range(len(good)), 200)]
         for place in places:
             bad = bytearray(good)
             bad[place] ^= 1 << chance.randrange(8)
@@ -163,9 +163,9 @@ def test_a_spoilt_store_is_refused_in_one_sentence(
 
 def test_a_manifest_is_frozen_and_closed(store: TokenStore) -> None:
     with pytest.raises(ValidationError):
-        store.manifest.version = 1  # type: ignore[misc]
+        store.manifest.version = 1
     with pytest.raises(ValidationError):
-        Window(document=0, start=0, stop=1, length=1)  # type: ignore[call-arg]
+        Window(document=0, start=0, stop=1, length=1)
     assert Manifest.model_validate_json(store.manifest.model_dump_json()) == store.manifest
     assert hash(store.manifest.windows[0]) == hash(store.manifest.windows[0].model_copy())
 
