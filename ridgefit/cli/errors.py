@@ -85,6 +85,11 @@ TABLE = (
         "the Hub repository lacks a file ({first})",
         "check the name and the revision",
     ),
+    Row(
+        "huggingface_hub.RemoteEntryNotFoundError",
+        "the Hub repository lacks a file ({first})",
+        "check the name and the revision",
+    ),
     Row("huggingface_hub.HFValidationError", "this is no Hub name ({first})", "write org/name[@revision]"),
     Row("huggingface_hub.HfHubHTTPError", "the Hub refused ({first})", "try again, or check the account"),
     Row("httpx.TransportError", "the network failed ({first})", _CONNECT),

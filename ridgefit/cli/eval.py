@@ -28,7 +28,7 @@ def evaluate(
     from ridgefit.evaluate import evaluate
     from ridgefit.models import load_model
 
-    loaded = load_model(model.model, **model.model_dump(exclude={"model"}))
+    loaded = load_model(**model.load_options())
     with output.progress() as progress:
         result = evaluate(loaded, settings, maps, out, progress=progress)
     for line in result.warnings:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from ridgefit.cli.errors import fail
 from ridgefit.cli.output import Output
@@ -40,8 +40,9 @@ def command(
     """A typer callback for `function`, which returns an exit status and never raises an Exception.
 
     Args:
-        function: parameters annotated with a `Settings` subclass are built from options, one annotated
-            with `Output` gets `--json`, `--quiet`, `--verbose` and `--seed`, all others are typer's.
+        function: parameters annotated with a `Settings` subclass are built from options, or are None if
+            annotated so and none of those options is given; one annotated with `Output` gets `--json`,
+            `--quiet`, `--verbose` and `--seed`; all others are typer's.
         arguments: fields that are positional.
         recipe: also take `--recipe`, whose sections fill what the command line leaves out.
 
@@ -50,15 +51,15 @@ def command(
     """
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)
-    sections = {name: hint for name, hint in hints.items() if _is_settings(hint)}
+    sections = {name: found for name, hint in hints.items() if (found := _Section.of(hint, arguments))}
     options: dict[str, inspect.Parameter] = {}
     for section in sections.values():
-        for name, info in section.model_fields.items():
+        for name, info in section.settings.model_fields.items():
             if name == "seed":
                 continue
             if name in options:
                 raise TypeError(f"two settings of {function.__name__} are named {name}")
-            options[name] = _parameter(name, info, section, positional=name in arguments)
+            options[name] = section.parameter(name, info)
     own = [
         parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(function).parameters.items()
@@ -81,7 +82,7 @@ def command(
                 base = _recipe_sections(given.pop("recipe", None))
                 values = {name: given.pop(name) for name in options}
                 built = {
-                    name: _section(section, base.get(section, {}), values, output.seed, arguments)
+                    name: section.build(base.get(section.settings, {}), values, output.seed)
                     for name, section in sections.items()
                 }
                 outputs = {name: output for name, hint in hints.items() if hint is Output}
@@ -94,6 +95,67 @@ def command(
     call.__annotations__ = {name: item.annotation for name, item in signature.parameters.items()}
     vars(call)["__signature__"] = signature
     return call
+
+
+@dataclass(frozen=True)
+class _Section:
+    """A settings class of a command.
+
+    Args:
+        settings: the class.
+        optional: whether the command does without it.
+        arguments: fields that are positional.
+    """
+
+    settings: type[Settings]
+    optional: bool
+    arguments: Sequence[str]
+
+    @classmethod
+    def of(cls, hint: Any, arguments: Sequence[str]) -> _Section | None:
+        """The section that a parameter's annotation means, None for other parameters."""
+        settings = [
+            branch for branch in branches(hint) if isinstance(branch, type) and issubclass(branch, Settings)
+        ]
+        return cls(settings[0], type(None) in branches(hint), arguments) if settings else None
+
+    def parameter(self, name: str, info: FieldInfo) -> inspect.Parameter:
+        """The option or argument of one field."""
+        kind: Any = str | None
+        if item_type(info.annotation) is not None:
+            kind = list[str] | None
+        elif info.annotation is bool:
+            kind = bool | None
+        text = _help(info, required=info.is_required() and not self.optional)
+        if name in self.arguments:
+            return _parameter_of(
+                name, kind, typer.Argument(help=text, metavar=name.upper(), show_default=False)
+            )
+        flag = option_name(name)
+        option = typer.Option(
+            f"{flag}/--no-{flag[2:]}" if info.annotation is bool else flag,
+            help=text,
+            metavar=None if info.annotation is bool else _metavar(info.annotation),
+            show_default=False,
+            rich_help_panel=self.settings.__name__.removesuffix("Settings"),
+        )
+        return _parameter_of(name, kind, option)
+
+    def build(self, base: Mapping[str, Any], values: Mapping[str, Any], seed: int | None) -> Settings | None:
+        """The settings from a recipe's section and what the command line gave."""
+        fields = self.settings.model_fields
+        given = {n: parsed(fields[n], values[n]) for n in fields if values.get(n) not in (None, [], ())}
+        if self.optional and not given and not base:
+            return None
+        if seed is not None and "seed" in fields:
+            given["seed"] = seed
+        return validated(self.settings, {**base, **given}, name=self._written)
+
+    def _written(self, location: Location) -> str:
+        if not location:
+            return ""
+        first = str(location[0])
+        return dotted((first.upper() if first in self.arguments else option_name(first), *location[1:]))
 
 
 def option_name(field: str) -> str:
@@ -138,29 +200,6 @@ def _items(words: Sequence[str], members: Mapping[str, type[BaseModel]]) -> list
     return [{first: kind, **given} for kind, given in items]
 
 
-def _section(
-    section: type[Settings],
-    base: Mapping[str, Any],
-    values: Mapping[str, Any],
-    seed: int | None,
-    arguments: Sequence[str],
-) -> Settings:
-    def written(location: Location) -> str:
-        if not location:
-            return ""
-        first = str(location[0])
-        return dotted((first.upper() if first in arguments else option_name(first), *location[1:]))
-
-    given = {
-        name: parsed(info, values[name])
-        for name, info in section.model_fields.items()
-        if values.get(name) not in (None, [], ())
-    }
-    if seed is not None and "seed" in section.model_fields:
-        given["seed"] = seed
-    return validated(section, {**base, **given}, name=written)
-
-
 def _recipe_sections(path: Path | None) -> dict[type, dict[str, Any]]:
     if path is None:
         return {}
@@ -169,28 +208,6 @@ def _recipe_sections(path: Path | None) -> dict[type, dict[str, Any]]:
     loaded = load_recipe(path)
     parts = [getattr(loaded, name) for name in RunRecipe.model_fields]
     return {type(part): part.model_dump(exclude_unset=True) for part in parts if isinstance(part, Settings)}
-
-
-def _parameter(
-    name: str, info: FieldInfo, section: type[BaseModel], *, positional: bool
-) -> inspect.Parameter:
-    kind: Any = str | None
-    if item_type(info.annotation) is not None:
-        kind = list[str] | None
-    elif info.annotation is bool:
-        kind = bool | None
-    if positional:
-        argument = typer.Argument(help=_help(info), metavar=name.upper(), show_default=False)
-        return _parameter_of(name, kind, argument)
-    flag = option_name(name)
-    option = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if info.annotation is bool else flag,
-        help=_help(info),
-        metavar=None if info.annotation is bool else _metavar(info.annotation),
-        show_default=False,
-        rich_help_panel=_panel(section),
-    )
-    return _parameter_of(name, kind, option)
 
 
 def _common(name: str, kind: Any, flag: str, text: str) -> inspect.Parameter:
@@ -203,11 +220,11 @@ def _parameter_of(name: str, kind: Any, info: Any, default: Any = None) -> inspe
     return inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, info])
 
 
-def _help(info: FieldInfo) -> str:
+def _help(info: FieldInfo, *, required: bool) -> str:
     text = (info.description or "") + _item_help(info.annotation)
-    if info.default is PydanticUndefined:
+    if required:
         text += " [required]"
-    elif info.default is not None and info.default != ():
+    elif not info.is_required() and info.default is not None and info.default != ():
         text += f" [default: {shown_default(info.default)}]"
     return text.replace("[", "\\[")  # else rich takes what is in brackets for a style
 
@@ -233,10 +250,6 @@ def shown_default(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _panel(section: type[BaseModel]) -> str:
-    return section.__name__.removesuffix("Settings")
-
-
 def _metavar(annotation: Any) -> str:
     item = item_type(annotation)
     if item is not None:
@@ -244,7 +257,3 @@ def _metavar(annotation: Any) -> str:
     names = {int: "INTEGER", float: "NUMBER", Path: "PATH"}
     plain = next((names[branch] for branch in branches(annotation) if branch in names), "TEXT")
     return "|".join(choices(annotation)) or plain
-
-
-def _is_settings(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, Settings)

@@ -75,9 +75,9 @@ class Output:
         width = None if self.stdout.isatty() else 120
         render(Console(file=self.stdout, highlight=False, width=width))
 
-    def note(self, text: str) -> None:
-        """A line on stderr for those who asked for more."""
-        if self.verbose and not self.quiet:
+    def say(self, text: str) -> None:
+        """A line on stderr beside the result, unless `quiet`; the JSON form carries it already."""
+        if not self.quiet and not self.json:
             sys.stderr.write(text + "\n")
 
     def warn(self, text: str) -> None:

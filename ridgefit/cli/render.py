@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from rich.markup import escape
 from rich.table import Table
@@ -18,11 +19,12 @@ def pairs(rows: Mapping[str, str]) -> Table:
     return table
 
 
-def grid(header: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    """A table with a header; the first column is text, the others are numbers."""
+def grid(header: Iterable[str], rows: Iterable[Iterable[str]], *, numbers: bool = True) -> Table:
+    """A table with a header; columns after the first stand to the right if they hold numbers."""
     table = Table(box=None, pad_edge=False, header_style="cyan")
     for index, name in enumerate(header):
-        table.add_column(escape(name), justify="left" if index == 0 else "right")
+        justify: Literal["left", "right"] = "right" if numbers and index else "left"
+        table.add_column(escape(name), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     return table

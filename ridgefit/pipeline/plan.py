@@ -101,7 +101,7 @@ def find_config(ref: str) -> dict[str, Any]:
     """
     path = Path(ref).expanduser()
     if ref.startswith("bundled:"):
-        config = read_json(_BUNDLED / Path(ref.removeprefix("bundled:")).name / "config.json")
+        config = read_json(_bundled_config(ref.removeprefix("bundled:")))
     elif path.is_dir():
         config = read_json(path / "config.json")
     elif path.is_file():
@@ -118,6 +118,13 @@ def find_config(ref: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise BadInput(f"the config of {ref} is not a JSON object", "give a model's config.json")
     return config
+
+
+def _bundled_config(name: str) -> Path:
+    known = {path.parent.name: path for path in sorted(_BUNDLED.glob("*/config.json"))}
+    if name not in known:
+        raise BadInput(f"there is no bundled model {name!r}", f"bundled are: {', '.join(known) or 'none'}")
+    return known[name]
 
 
 def _download_config(ref: str) -> Path:

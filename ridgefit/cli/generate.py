@@ -1,0 +1,40 @@
+"""`ridgefit generate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ridgefit.cli.options import command
+from ridgefit.cli.output import Output
+from ridgefit.recipe import GenerateSettings, ModelSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ridgefit.pipeline.generate import Generated
+
+
+def generate(model: ModelSettings, settings: GenerateSettings, output: Output) -> None:
+    """Text with an arm applied, and the time to the first token."""
+    from ridgefit.pipeline.generate import generate
+
+    result = generate(model, settings)
+    for line in result.warnings:
+        output.warn(line)
+    output.result(result, lambda console: _show(console, result))
+    output.say(_timing(result))
+
+
+def _show(console: Console, result: Generated) -> None:
+    console.print(result.text, markup=False, soft_wrap=True)
+
+
+def _timing(result: Generated) -> str:
+    filled = f", {result.rows_filled:,} rows filled" if result.rows_filled else ""
+    return (
+        f"{result.arm}: {result.prompt_tokens:,} prompt tokens{filled}; first token after "
+        f"{result.first_token_seconds:.3f} s, {result.new_tokens} tokens in {result.seconds:.3f} s"
+    )
+
+
+entry = command(generate, arguments=("model",))
