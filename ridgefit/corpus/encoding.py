@@ -95,7 +95,7 @@ class Encoder:
         ids = list(row)
         opened: Opened
         if document.text is None:
-            own = opening or _bos(self.tokenizer)
+            own = opening or _template_bos(self.tokenizer, self._chat_template())
             written = bool(own) and ids[: len(own)] == own
             if written and ids[len(own) : 2 * len(own)] == own:
                 raise BadInput(
@@ -169,12 +169,17 @@ def template_doubles_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """
     if getattr(tokenizer, "chat_template", None) is None:
         return False
-    text = render_chat(tokenizer, ({"role": "user", "content": "a"},), "", dated_template(tokenizer))
+    template = dated_template(tokenizer)
+    text = render_chat(tokenizer, ({"role": "user", "content": "a"},), "", template)
     ids = list(tokenizer(text)["input_ids"])
-    opening = list(opening_ids(tokenizer)) or _bos(tokenizer)
+    opening = list(opening_ids(tokenizer)) or _template_bos(tokenizer, template)
     return bool(opening) and ids[: 2 * len(opening)] == 2 * opening
 
 
-def _bos(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _template_bos(tokenizer: PreTrainedTokenizerBase, template: str) -> list[int]:
+    """BOS of a tokenizer that adds none itself, if the template names it.
+
+    Where it does not, the same token may mark every turn (`<|im_start|>`), which opens nothing.
+    """
     bos = getattr(tokenizer, "bos_token_id", None)
-    return [] if bos is None else [int(bos)]
+    return [] if bos is None or "bos_token" not in template else [int(bos)]

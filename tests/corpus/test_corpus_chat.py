@@ -88,6 +88,14 @@ def test_later_windows_of_a_chat_repeat_its_bos(chat_tokenizer: PreTrainedTokeni
     assert [token for number, window in enumerate(mine) for token in window[number > 0 :]] == whole
 
 
+def test_a_token_that_marks_every_turn_opens_nothing(make_tokenizer: Make) -> None:
+    """Some tokenizers call the mark of a turn their BOS and add none; later windows must not repeat it."""
+    marks = "{% for turn in messages %}<s> {{ turn.content }}{% endfor %}"
+    store = build_store(DOCUMENTS, make_tokenizer(bos=False, chat=marks), window=64, min_tokens=2)
+    assert [record.bos for record in store.manifest.documents] == [0, 0, 0]
+    assert store.manifest.opening.absent == 3
+
+
 def test_a_template_that_doubles_by_itself_is_refused(make_tokenizer: Make) -> None:
     twice = make_tokenizer(chat="{{ bos_token }}{{ bos_token }}" + NO_BOS)
     with pytest.raises(BadInput, match=r"the chat template writes the BOS token twice \(in chat 0\)"):
