@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +52,10 @@ class Output:
         hub.setLevel(logging.WARNING if self.verbose else logging.ERROR)
         with contextlib.ExitStack() as stack:
             stack.callback(ours.removeHandler, handler)
+            if self.quiet or not sys.stderr.isatty():
+                # Read when the Hub client is first imported: it silences the bars of downloads and of
+                # loading weights, which otherwise fill a log.
+                os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
             if self.quiet:
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")

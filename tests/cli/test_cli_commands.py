@@ -1,0 +1,174 @@
+"""Commands end to end on tiny models, in process: what they print, where, and their exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ridgefit.cli.app import main
+
+Run = Callable[..., Any]
+TEXT = "the cat sat on the mat and the dog sat on the log; 12 34 "
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """`run("plan", "x", status=0)` -> the object on stdout; there must be exactly one."""
+
+    def go(*arguments: Any, status: int = 0) -> Any:
+        found = main([*map(str, arguments), "--json"])
+        said = capsys.readouterr()
+        assert found == status, said.err
+        assert said.out.count("\n") == 1, said.out
+        return json.loads(said.out)
+
+    return go
+
+
+@pytest.fixture
+def text(run: Run, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    """`text("plan", "x", status=0)` -> stdout and stderr without `--json`."""
+
+    def go(*arguments: Any, status: int = 0) -> tuple[str, str]:
+        found = main([*map(str, arguments)])
+        said = capsys.readouterr()
+        assert found == status, said.err
+        return said.out, said.err
+
+    return go
+
+
+@pytest.fixture(scope="session")
+def wide(tiny_folder: Callable[..., Path]) -> Path:
+    """A model whose width is a multiple of 128, as int8 maps need."""
+    return tiny_folder("llama", hidden_size=128)
+
+
+@pytest.fixture(scope="session")
+def maps(tmp_path_factory: pytest.TempPathFactory, wide: Path) -> Path:
+    """A source file of near-identity maps for it, layers 3 to 5."""
+    from ridgefit.maps import Fingerprint, LayerMap, MapSet, write_source
+    from ridgefit.models import load_model
+
+    loaded = load_model(str(wide), device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    layers = {
+        layer: LayerMap(
+            torch.eye(128) + 0.02 * torch.randn(128, 128, generator=generator),
+            0.02 * torch.randn(128, generator=generator),
+        )
+        for layer in range(3, 6)
+    }
+    path = tmp_path_factory.mktemp("maps") / "s3.safetensors"
+    write_source(path, MapSet.of(layers, fingerprint=Fingerprint.of(loaded.identity())))
+    return path
+
+
+def test_inspect(run: Run, text: Run, maps: Path) -> None:
+    found = run("inspect", maps)
+    assert found["splits"]["3"]["layers"] == [3, 6]
+    assert found["splits"]["3"]["shape"] == [128, 128]
+    out, err = text("inspect", maps)
+    assert "layers 3 to 5, maps 128 x 128 of state" in out
+    assert err == ""
+
+
+def test_quantize(run: Run, text: Run, maps: Path, tmp_path: Path) -> None:
+    found = run("quantize", maps, "--out", tmp_path / "int8")
+    assert found["largest_error_steps"] <= 0.51
+    assert run("inspect", tmp_path / "int8")["layout"] == "format1-int8"
+    again = run("quantize", maps, "--out", tmp_path / "int8", status=2)
+    assert "already exists" in again["error"]
+    out, _ = text("quantize", maps, "--out", tmp_path / "other")
+    assert "largest error" in out
+
+
+def test_verify(run: Run, text: Run, maps: Path, wide: Path, tmp_path: Path) -> None:
+    assert run("verify", maps)["ok"] is True
+    found = run("verify", maps, "--model", wide, "--device", "cpu", "--prompt", 40, "--tail", 8)
+    assert found["ok"] is True
+    assert any(line["check"] == "fingerprint" for line in found["lines"])
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(maps.read_bytes()[:-50])
+    out, err = text("verify", damaged, status=1)
+    assert "FAILED" in out
+    assert "Traceback" not in err
+    assert run("verify", damaged, status=1)["ok"] is False
+
+
+def test_verify_wants_a_model_with_its_settings(run: Run, maps: Path) -> None:
+    assert "--model is required" in run("verify", maps, "--device", "cpu", status=2)["error"]
+
+
+def test_generate(run: Run, text: Run, maps: Path, wide: Path, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(TEXT * 4)
+    line = ("generate", wide, "--maps", maps, "--prompt-file", prompt, "--tail", 8, "--new-tokens", 4)
+    found = run(*line, "--device", "cpu")
+    assert (found["split"], found["tail"], found["new_tokens"] <= 4) == (3, 8, True)
+    assert found["rows_filled"] == found["prompt_tokens"] - 8
+    out, err = text(*line, "--device", "cpu")
+    assert out.strip() == found["text"].strip()
+    assert "first token after" in err
+    whole = [sys.executable, "-m", "ridgefit.cli.app", *map(str, line), "--device", "cpu", "--quiet"]
+    quiet = subprocess.run(whole, capture_output=True, text=True, check=True, timeout=120)
+    assert (quiet.stdout, quiet.stderr) == (out, "")
+
+
+def test_doctor(run: Run, text: Run, wide: Path) -> None:
+    found = run("doctor", wide, "--device", "cpu", "--needle-samples", 0)
+    assert found["ok"] is True
+    assert found["suggestion"]["split"] == 3
+    out, _ = text("doctor", wide, "--device", "cpu", "--needle-samples", 0)
+    assert "start with --split 3" in out
+
+
+def test_eval_and_report(run: Run, text: Run, maps: Path, wide: Path, tmp_path: Path) -> None:
+    data = tmp_path / "dev.jsonl"
+    rows = [json.dumps({"text": (TEXT[i:] + TEXT[:i]) * 8}) for i in range(3)]
+    data.write_text("\n".join(rows) + "\n")
+    line = (
+        *("eval", wide, "--maps", maps, "--device", "cpu", "--resamples", 100, "--seed", 3),
+        *("--arms", "exact,none,split=3,identity,ridge,sink_rows=2"),
+        *("--tasks", f"nll,data={data},prompt=64,tail=16,scored=8", "--out", tmp_path / "eval"),
+    )
+    found = run(*line)
+    assert [arm["kind"] for arm in found["arms"]] == ["exact", "none", "identity", "ridge"]
+    assert found["identity"]["settings"]["seed"] == 3 or "seed" in json.dumps(found["identity"])
+    out, _ = text(*line)
+    assert "nll" in out
+    assert run("report", tmp_path / "eval")["report"] == str(tmp_path / "eval" / "report.md")
+    assert "# Evaluation" in (tmp_path / "eval" / "report.md").read_text()
+
+
+def test_report_of_nothing(run: Run, tmp_path: Path) -> None:
+    assert "no finished evaluation" in run("report", tmp_path, status=2)["error"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("inspect none", "does not exist"),
+        ("quantize none --out o", "does not exist"),
+        ("verify none", "does not exist"),
+        ("doctor none", "does not exist"),
+        ("generate none --prompt x", "does not exist"),
+        ("eval none --arms exact --tasks needle --out o", "does not exist"),
+        ("run none.yaml", "none.yaml does not exist"),
+        ("run none.yaml --set a", "does not exist"),
+    ],
+)
+def test_what_is_not_there(
+    line: str, words: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = run(*line.split(), status=2)
+    assert words in found["error"]
+    assert list(tmp_path.iterdir()) == []
