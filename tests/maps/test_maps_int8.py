@@ -105,6 +105,17 @@ def test_tiny_groups_do_not_divide_by_zero() -> None:
     assert float(scale[0, 0]) == 1.0
 
 
+def test_clamped_where_the_scale_itself_is_coarse() -> None:
+    """A subnormal scale can be a third too small; codes must stop at 127 and not wrap around."""
+    weight = (torch.linspace(-1, 1, 128)[None] * 189 * 2.0**-133).bfloat16()
+    codes, scale = quantize_int8(weight)
+    wanted_codes, wanted_scale = rule(bits_of(weight))
+    assert (codes.numpy() == wanted_codes).all()
+    assert (bits_of(scale) == wanted_scale).all()
+    assert (int(codes.min()), int(codes.max())) == (-127, 127)
+    assert error_in_steps(weight, codes, scale) > 1
+
+
 def test_refusals() -> None:
     with pytest.raises(BadInput, match="576 is not a multiple of 128"):
         quantize_int8(torch.zeros(4, 576, dtype=torch.bfloat16))

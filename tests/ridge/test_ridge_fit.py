@@ -196,6 +196,21 @@ def test_round_off_below_zero_is_taken_as_zero_and_named() -> None:
     assert float(fit.spectrum.values.min()) == 0
 
 
+@pytest.mark.parametrize("rank", [1, 7, 33])
+def test_float32_products_of_low_rank_rows_are_not_called_corrupt(rank: int) -> None:
+    """Their sums have eigenvalues a few 1e-8 of the largest below zero."""
+    rng = np.random.default_rng(rank)
+    x = rng.normal(size=(2048, rank)) @ rng.normal(size=(rank, WIDTH))
+    y = x[:, :OUT][:, None].repeat(LAYERS, 1)
+    sums = sums_of(x, y)
+    narrow = torch.tensor(x - x.mean(0)).float()
+    sums.sxx = (narrow.T @ narrow).double()
+    assert float(torch.linalg.eigvalsh(sums.sxx)[0]) < 0
+    weight, bias = RidgeFit(sums).map(0, 1e-4)
+    missed = x @ weight.numpy().T + bias.numpy() - y[:, 0]
+    assert (missed**2).mean() < 1e-4 * y.var()
+
+
 @pytest.mark.parametrize("penalty", ["mean-diag", "channel"])
 @pytest.mark.parametrize(
     ("field", "value", "words"),
@@ -241,6 +256,15 @@ def test_other_refusals() -> None:
         fit.map(3, 0.1)
     with pytest.raises(BadInput, match="sums of 39 inputs"):
         fit.spectrum.project(sums.sxy[0, 1:])
+
+
+def test_round_off_between_the_triangles_does_not_matter() -> None:
+    sums = sums_of(*rows("plain"))
+    sums.sxx[0, 1:] *= 1 + 1e-10
+    first, second = (Spectrum.of(part, rows=ROWS) for part in (sums.sxx, sums.sxx.T.contiguous()))
+    assert torch.equal(
+        first.weight(first.project(sums.sxy[0]), 0.1), second.weight(second.project(sums.sxy[0]), 0.1)
+    )
 
 
 def test_same_sums_same_bytes() -> None:
