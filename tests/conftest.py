@@ -16,6 +16,7 @@ import torch
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+torch.set_num_threads(1)  # tiny models only wait for a second thread
 
 VOCAB = 320
 _SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
