@@ -75,11 +75,15 @@ class Progress:
 
 
 def _sentence(done: int, total: int | None, rate: float, text: str) -> str:
-    counted = f"{done}" if total is None else f"{done} of {total}"
-    parts = [f"{text}: {counted}" if text else counted, f"{rate:.3g}/s"]
+    counted = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+    parts = [f"{text}: {counted}" if text else counted, _rate(rate)]
     if total is not None and rate > 0 and done < total:
         parts.append(f"{_duration((total - done) / rate)} left")
     return ", ".join(parts)
+
+
+def _rate(steps: float) -> str:
+    return f"{steps:,.0f}/s" if steps >= 100 else f"{steps:.3g}/s"
 
 
 def _duration(seconds: float) -> str:
@@ -105,7 +109,7 @@ def _rich_progress(stream: TextIO) -> RichProgress:
 
         def render(self, task: Any) -> Text:
             speed = task.finished_speed or task.speed
-            return Text("" if speed is None else f"{speed:.3g}/s")
+            return Text("" if speed is None else _rate(speed))
 
     columns = (
         TextColumn("{task.description}"),

@@ -57,18 +57,17 @@ def moments_bytes(shape: ModelShape, split: int, *, width: int | None = None) ->
 
 
 def capture_bytes(
-    shape: ModelShape, splits: Iterable[int], *, width: int | None = None, held: int = 4, sets: int = 2
+    shape: ModelShape, splits: Iterable[int], *, width: int | None = None, sets: int = 2
 ) -> int:
-    """Bytes of sums a capture holds in memory at once.
+    """Bytes of sums that a capture holds in memory, which is also what it leaves on disk.
 
     Args:
         shape: the model.
         splits: first late layer of each split captured in the pass.
         width: what a map reads per row; the hidden width if None.
-        held: sums of one kind alive at once: the open leaf and one per level of the merge tree.
         sets: kinds of rows whose sums are kept apart (the first positions of each window, and the rest).
     """
-    return held * sets * sum(moments_bytes(shape, split, width=width) for split in splits)
+    return sets * sum(moments_bytes(shape, split, width=width) for split in splits)
 
 
 def capture_disk_bytes(
@@ -77,14 +76,14 @@ def capture_disk_bytes(
     tokens: int,
     *,
     width: int | None = None,
-    held: int = 4,
     sets: int = 2,
+    held: int = 5,
 ) -> int:
-    """Bytes a capture writes: its result, one checkpoint beside it, and the frozen tokens."""
-    splits = tuple(splits)
-    result = capture_bytes(shape, splits, width=width, held=1, sets=sets)
-    checkpoint = capture_bytes(shape, splits, width=width, held=held, sets=sets)
-    return result + checkpoint + tokens * _TOKEN
+    """Bytes a capture needs on disk at its fullest: `held` copies of its sums, and the frozen tokens.
+
+    Three merged nodes of the tree beside a checkpoint and its replacement make five copies.
+    """
+    return held * capture_bytes(shape, splits, width=width, sets=sets) + tokens * _TOKEN
 
 
 def capture_macs(shape: ModelShape, splits: Iterable[int], tokens: int, *, width: int | None = None) -> int:

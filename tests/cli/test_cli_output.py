@@ -142,6 +142,11 @@ def test_progress_ends_with_its_last_step_and_starts_anew() -> None:
     assert lines == ["a: 1 of 2, 0.333/s, 0:03 left", "a: 2 of 2, 0.5/s", "b: 3 of 3, 0.75/s"]
 
 
+def test_large_numbers_can_be_read() -> None:
+    steps = [(0.0, 0, 400_000, "capture"), (4.0, 10_000, 400_000, "capture")]
+    assert progressed(steps) == "capture: 10,000 of 400,000, 2,500/s, 2:36 left\n"
+
+
 def test_unknown_totals_show_no_end() -> None:
     assert progressed([(0.0, 0, None, "doctor"), (4.0, 2, None, "doctor")]) == "doctor: 2, 0.5/s\n"
 

@@ -78,9 +78,10 @@ def test_moments_are_the_arrays_they_hold(split: int, width: int | None) -> None
 def test_capture_adds_up() -> None:
     model = shape(6, 8)
     once = moments_bytes(model, 2) + moments_bytes(model, 3)
-    assert capture_bytes(model, (2, 3), held=1, sets=1) == once
-    assert capture_bytes(model, (2, 3), held=4, sets=2) == 8 * once
-    assert capture_disk_bytes(model, (2, 3), 1000, held=4, sets=2) == 2 * once + 8 * once + 4000
+    assert capture_bytes(model, (2, 3), sets=1) == once
+    assert capture_bytes(model, (2, 3)) == 2 * once
+    assert capture_disk_bytes(model, (2, 3), 1000) == 10 * once + 4000
+    assert capture_disk_bytes(model, (2, 3), 1000, sets=1, held=3) == 3 * once + 4000
     assert capture_macs(model, (2,), 10) == 10 * (8 * 8 + 4 * 8 * 8)
 
 

@@ -104,7 +104,7 @@ def test_text_for_people(arm: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("qwen3-8b --tokens 0", "0 tokens"),
         ("qwen3-8b --arm pop --split 3", "pop arm has its own split"),
         ("qwen3-8b --memory 16", "prefill with the maps resident of qwen3-8b needs"),
-        ("qwen3-8b --memory 24", "capture of qwen3-8b needs"),
+        ("qwen3-8b --memory 20", "capture of qwen3-8b needs"),
         ("qwen3-80b", "no model folder, config file or preset 'qwen3-80b'"),
         ("bundled:nothing", "no bundled model 'nothing'"),
     ],
@@ -158,3 +158,14 @@ def test_seconds_follow_the_rate() -> None:
     assert found.seconds["exact"] == pytest.approx(found.macs["exact"] / 1e14)
     assert found.seconds["capture"] == pytest.approx(found.capture["macs"] / 1e14)
     assert plan(PlanSettings(model="qwen3-8b")).seconds is None
+
+
+def test_capture_agrees_with_what_a_capture_asks_for() -> None:
+    """The capture room checks free memory and disk by its own estimate; a plan must not promise less."""
+    from ridgefit.capture import estimate
+    from ridgefit.recipe import CaptureSettings
+
+    shape = cost.shape_from_config(cost.preset_config("cpu"))
+    asked = estimate(shape, CaptureSettings(split=(6,)), longest=2048, tokens=400_000, product="fp32")
+    found = plan(PlanSettings(model="cpu", split=6)).capture
+    assert (found["memory_bytes"], found["disk_bytes"]) == (asked.sums, asked.disk)
