@@ -89,8 +89,8 @@ def kl(exact: torch.Tensor, arm: torch.Tensor) -> torch.Tensor:
     """
     rows: list[torch.Tensor] = []
     for left, right in zip(torch.split(exact, 16), torch.split(arm, 16), strict=True):
-        p = torch.log_softmax(left.to("cpu", torch.float64), dim=1)
-        q = torch.log_softmax(right.to("cpu", torch.float64), dim=1)
+        p = torch.log_softmax(left.cpu().double(), dim=1)
+        q = torch.log_softmax(right.cpu().double(), dim=1)
         share = p.exp()
         # A token that both sides exclude (logit -inf) adds nothing; NaN stays NaN.
         rows.append(torch.where(share == 0, 0.0, share * (p - q)).sum(dim=1))

@@ -48,7 +48,7 @@ class Journal:
         if self.path.exists():
             self._reopen(json.loads(json.dumps(identity)))
         else:
-            _require_empty(folder)
+            require_results_folder(folder)
             folder.mkdir(parents=True, exist_ok=True)
         self._handle = _open(self.path)
         try:
@@ -158,10 +158,15 @@ def _drop_torn_line(path: Path) -> bytes:
     return whole
 
 
-def _require_empty(folder: Path) -> None:
-    if folder.is_dir() and all(path.name == ".lock" for path in folder.iterdir()):
-        return
-    require_unused(folder)
+def require_results_folder(folder: Path) -> None:
+    """Refuse a folder that holds anything but results, before a lock or a line is put into it.
+
+    Raises:
+        BadInput: it does.
+    """
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if RESULTS not in names and names != {".lock"}:
+        require_unused(folder)
 
 
 def _open(path: Path) -> int:

@@ -15,7 +15,7 @@ import torch
 
 from ridgefit.errors import BadInput, CheckFailed, Interrupted
 from ridgefit.evaluate.arms import Arm, reach_of, resolve_arms
-from ridgefit.evaluate.journal import Journal, Key
+from ridgefit.evaluate.journal import Journal, Key, require_results_folder
 from ridgefit.evaluate.result import EVALUATION, ArmDescription, EvalResult
 from ridgefit.evaluate.samples import Sample, Scored, Task
 from ridgefit.evaluate.summary import TaskRun, prompts_sha256, summarise_task, warnings_of
@@ -57,6 +57,7 @@ def evaluate(
         CheckFailed: an arm filled nothing, or gave scores that are not finite.
         Interrupted: SIGINT or SIGTERM; what was scored is kept.
     """
+    require_results_folder(out)
     arms = resolve_arms(settings.arms, maps, loaded.port.n_layers)
     tasks = [TASKS[task.task](task) for task in settings.tasks]
     for name, task_settings in zip(task_names(settings.tasks), settings.tasks, strict=True):
@@ -222,7 +223,7 @@ def _weights_sample(model: Any) -> str:
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         flat = weight.detach().reshape(-1)
-        taken = flat[:: max(1, flat.numel() // 256)].to("cpu", torch.float64)
+        taken = flat[:: max(1, flat.numel() // 256)].cpu().double()
         digest.update(name.encode() + taken.numpy().tobytes())
     return digest.hexdigest()
 
@@ -245,12 +246,8 @@ def _key(run: TaskRun, sample: Sample, arm: Arm) -> Key:
 
 
 def _complete(journal: Journal, keys: Mapping[str, Key]) -> bool:
-    """Whether every arm of a sample is on disk, all from one process."""
-    records = [journal.records.get(key) for key in keys.values()]
-    return (
-        len({None if record is None else record["session"] for record in records}) == 1
-        and None not in records
-    )
+    """Whether every arm of a sample is on disk; the last one comes only after all others of its process."""
+    return all(key in journal.records for key in keys.values())
 
 
 def _body(run: TaskRun, sample: Sample, scored: Scored) -> dict[str, Any]:

@@ -26,15 +26,16 @@ class Grid:
 
 def render(result: EvalResult) -> list[Table]:
     """Tables for the terminal: one per task, and one for what ridge is set against."""
+    from rich.markup import escape
     from rich.table import Table
 
     tables = []
     for grid in grids(result):
-        table = Table(title=grid.title, title_justify="left", title_style="bold")
+        table = Table(title=escape(grid.title), title_justify="left", title_style="bold")
         for position, head in enumerate(grid.heads):
-            table.add_column(head, justify="left" if position == 0 else "right", overflow="fold")
+            table.add_column(escape(head), justify="left" if position == 0 else "right", overflow="fold")
         for row in grid.rows:
-            table.add_row(*row)
+            table.add_row(*(escape(cell) for cell in row))
         tables.append(table)
     return tables
 

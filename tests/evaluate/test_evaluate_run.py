@@ -23,6 +23,7 @@ from ridgefit.evaluate.novel import novel_tokens
 from ridgefit.evaluate.result import EVALUATION
 from ridgefit.evaluate.run import evaluate
 from ridgefit.evaluate.samples import Reach
+from ridgefit.files import folder_lock
 from ridgefit.maps import LayerMap, MapSet, write_source
 from ridgefit.models import LoadedModel
 from ridgefit.recipe import AgreementSettings, ArmSettings, EvalSettings, NeedleSettings, NllSettings
@@ -92,10 +93,13 @@ def test_an_exact_arm_spelled_as_ridge_with_every_row_exact_differs_by_nothing(
     """All but one row exact through the hooks: next to no difference. The exact arm: none at all."""
     task = NllSettings(data=(str(documents),), prompt=120, tail=40, scored=30)
     nearly = ArmSettings(kind="identity", split=SPLIT, sink_rows=79)
-    result = evaluate(tiny, EvalSettings(arms=(nearly,), tasks=(task,)), None, tmp_path)
+    twin = ArmSettings(kind="exact", name="exact again")
+    wanted = EvalSettings(arms=(ArmSettings(kind="exact"), nearly, twin), tasks=(task,))
+    result = evaluate(tiny, wanted, None, tmp_path)
     loss = result.tasks[0].measure("nll")
-    again = evaluate(tiny, EvalSettings(arms=(nearly,), tasks=(task,)), None, tmp_path)
-    assert again == result
+    assert evaluate(tiny, wanted, None, tmp_path) == result
+    same = loss.arm("exact again").difference
+    assert (same.mean, same.low, same.high) == (0, 0, 0)
     far = (
         evaluate(tiny, EvalSettings(arms=(IDENTITY,), tasks=(task,)), None, tmp_path / "far")
         .tasks[0]
@@ -295,6 +299,24 @@ def test_arms_that_cannot_run_are_one_sentence(
     with pytest.raises(BadInput, match=match):
         evaluate(tiny, settings(documents, *arms), None, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_foreign_folder_stays_as_it_was(
+    tiny: LoadedModel, documents: Path, tmp_path: Path, kind: str
+) -> None:
+    out = tmp_path / "thesis"
+    (out / "chapter.txt" if kind == "folder" else out).parent.mkdir(exist_ok=True)
+    (out / "chapter.txt" if kind == "folder" else out).write_text("dear")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(BadInput, match="not empty"):
+        evaluate(tiny, settings(documents, IDENTITY), None, out)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_two_processes_cannot_write_one_folder(tiny: LoadedModel, documents: Path, tmp_path: Path) -> None:
+    with folder_lock(tmp_path), pytest.raises(BadInput, match="in use by another"):
+        evaluate(tiny, settings(documents, IDENTITY), None, tmp_path)
 
 
 def test_texts_that_cannot_be_scored_are_one_sentence(
