@@ -97,11 +97,11 @@ def sentences(task: TaskResult) -> Iterator[str]:
                 side, most = (
                     ("lower", -score.bound) if measure.better == "higher" else ("higher", score.bound)
                 )
-                unit = "points" if measure.unit == "share" else "nats"
+                unit, least = ("points", 0.001) if measure.unit == "share" else ("nats", 0.0001)
                 yield (
                     f"{measure.title}: equality of {score.arm} and exact is not shown; {score.n} samples "
                     f"rule out (one-sided 95 %) that it is {side} by more than "
-                    f"{signed(measure, max(0.0, most)).lstrip('+')} {unit}."
+                    f"{signed(measure, max(least, most)).lstrip('+')} {unit}."
                 )
         for contrast in measure.contrasts:
             verdict = _verdict(measure, contrast.difference, contrast.against)

@@ -35,9 +35,11 @@ class ArmScore(_Part):
         mean: over samples, each weighted alike.
         wilson: two-sided 95 % interval of the mean, where samples score 0 or 1.
         difference: arm minus exact, paired; None for the exact arm.
-        floor: share of failures that n flawless samples cannot rule out, where samples score 0 or 1.
+        floor: share of failures that n flawless samples cannot rule out, where samples score 0 or 1 or
+            all shares differ alike.
         bound: one-sided 95 % bound of the difference on the harmful side: lower for measures where more
-            is better (the more conservative of the bootstrap's and -floor), upper for losses.
+            is better (the more conservative of the bootstrap's and -floor), upper for losses; None where
+            equal differences give a loss no width.
     """
 
     arm: str

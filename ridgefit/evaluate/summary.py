@@ -20,6 +20,8 @@ CONTRASTS = ("identity", "none", "pop")
 """What a ridge arm is set against, besides exact."""
 WEAK = 0.5
 """Share of needles below which the exact model is no ruler."""
+FEW = 10
+"""Samples below which a bootstrap interval holds the truth less often than it says."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,11 @@ def warnings_of(results: Sequence[TaskResult], exact: str) -> Iterator[str]:
             yield f"{task.name}: {len(task.skipped)} documents were too short and are left out."
         for measure in task.measures:
             n = measure.arms[0].n
-            if n < task.samples:
-                yield f"{task.name}: {measure.title} rests on {n} of {task.samples} samples."
+            if n < FEW:
+                yield (
+                    f"{task.name}: {measure.title} rests on {n} of {task.samples} samples; intervals from so "
+                    "few are narrower than they should be."
+                )
 
 
 def prompts_sha256(samples: Sequence[Sample]) -> str:
@@ -153,21 +158,20 @@ class _Table:
         values = self.values(measure, arm)
         n = len(values)
         total = sum(values.values())
-        floor = binomial_floor(n) if measure.binary else None
-        shared = {
-            "arm": arm.label,
-            "n": n,
-            "mean": total / n,
-            "wilson": wilson(total, n) if measure.binary else None,
-            "floor": floor,
-        }
+        wide = wilson(total, n) if measure.binary else None
         if arm is exact:
-            return ArmScore(**shared)
+            return ArmScore(arm=arm.label, n=n, mean=total / n, wilson=wide)
         interval = self._interval(measure, arm, exact)
-        bound = interval.lower_bound if measure.better == "higher" else interval.upper_bound
-        if bound is not None and floor is not None:
-            bound = min(bound, -floor)
-        return ArmScore(**shared, difference=_difference(interval), bound=bound)
+        bound, floor = _bound(measure, interval)
+        return ArmScore(
+            arm=arm.label,
+            n=n,
+            mean=total / n,
+            wilson=wide,
+            difference=_difference(interval),
+            floor=floor,
+            bound=bound,
+        )
 
     def contrast(self, measure: Measure, arm: Arm, other: Arm) -> Contrast:
         interval = self._interval(measure, arm, other)
@@ -182,6 +186,20 @@ class _Table:
             resamples=self._resamples,
             seed=self._seed,
         )
+
+
+def _bound(measure: Measure, interval: Interval) -> tuple[float | None, float | None]:
+    """One-sided bound on the harmful side, and the binomial floor where it has a say.
+
+    Where every sample gives the same difference the bootstrap has no width at all, which proves nothing:
+    a share then has the floor, and a loss has no bound.
+    """
+    bound = interval.lower_bound if measure.better == "higher" else interval.upper_bound
+    equal = interval.n > 1 and interval.low == interval.high
+    if measure.unit == "share" and (measure.binary or equal):
+        floor = binomial_floor(interval.n)
+        return (None if bound is None else min(bound, -floor)), floor
+    return (None if equal else bound), None
 
 
 def _difference(interval: Interval) -> Difference:

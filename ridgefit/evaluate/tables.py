@@ -120,14 +120,18 @@ def interval_cell(measure: MeasureResult, difference: Difference) -> str:
 
 
 def plain(measure: MeasureResult, value: float) -> str:
-    """A value in the measure's unit: nats to three digits after the point, shares as percent."""
-    return f"{100 * value:.0f} %" if measure.unit == "share" else f"{value:.3f}"
+    """A value in the measure's unit: nats to three or four digits after the point, shares as percent."""
+    return f"{100 * value:.0f} %" if measure.unit == "share" else f"{value:.{_digits(value)}f}"
 
 
 def signed(measure: MeasureResult, value: float) -> str:
     """A difference in nats, or in percentage points; zero has no sign."""
-    text = f"{100 * value:+.1f}" if measure.unit == "share" else f"{value:+.3f}"
+    text = f"{100 * value:+.1f}" if measure.unit == "share" else f"{value:+.{_digits(value)}f}"
     return text[1:] if float(text) == 0 else text.replace("-", "−")
+
+
+def _digits(nats: float) -> int:
+    return 3 if abs(nats) >= 0.01 or nats == 0 else 4
 
 
 def _shown(task: TaskResult) -> Sequence[MeasureResult]:

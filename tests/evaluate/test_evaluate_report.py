@@ -65,7 +65,7 @@ def losses(label: str, i: int) -> dict:
     base = 2 + 0.1 * i
     return {
         "novel_nll": base + ADDED[label] * rng.uniform(0.5, 1.5),
-        "key_nll": base + ADDED[label] if i % 4 == 0 else None,
+        "key_nll": base + ADDED[label] * rng.uniform(0.5, 1.5) if i % 4 == 0 else None,
     }
 
 
@@ -152,6 +152,23 @@ def test_the_bound_of_a_flawless_arm_is_the_floor() -> None:
     none = task.measure("strict").arm("none")
     assert none.difference.mean == none.bound == -1.0
     assert none.wilson[0] == 0.0
+
+
+def test_equal_differences_are_no_proof() -> None:
+    """Digits all right in both arms: the bound is the floor; equal losses give no bound at all."""
+    digits = Measure("digits", "digits right", "share", "higher")
+    task, _ = summarised("needle", (digits, LOSS), lambda a, i: {"digits": 1.0, "novel_nll": 2.0})
+    share, loss = task.measure("digits").arm("ridge"), task.measure("novel_nll").arm("ridge")
+    assert share.bound == -binomial_floor(20)
+    assert loss.difference.low == loss.difference.high == 0
+    assert loss.bound is None
+
+
+def test_few_samples_are_named() -> None:
+    task, _ = summarised("nll", (LOSS, KEY), losses)
+    lines = list(warnings_of([task], "exact"))
+    assert any("NLL, key tokens rests on 5 of 20 samples" in line for line in lines)
+    assert not any("novel tokens rests" in line for line in lines)
 
 
 def test_contrasts_pair_the_same_rows_and_pop() -> None:
