@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from ridgefit.errors import BadInput, CheckFailed, Interrupted
+from ridgefit.evaluate.agreement import steps
 from ridgefit.evaluate.arms import arm_context, resolve_arms
 from ridgefit.evaluate.journal import RESULTS
 from ridgefit.evaluate.needle import NeedleTask, Prompts
@@ -353,6 +354,22 @@ def test_arm_context_fills_and_leaves_nothing(tiny: LoadedModel) -> None:
         assert torch.equal(tiny.model(input_ids=ids, logits_to_keep=1).logits, stock)
     assert nothing is None
     assert torch.equal(tiny.model(input_ids=ids, logits_to_keep=1).logits, stock)
+
+
+@pytest.mark.parametrize("arm", [IDENTITY, NONE, ArmSettings(kind="none", split=SPLIT, sink_rows=4)])
+def test_behind_a_fill_one_call_equals_one_token_at_a_time(tiny: LoadedModel, arm: ArmSettings) -> None:
+    ids = torch.randint(0, 256, (90,), generator=torch.Generator().manual_seed(3))
+    prompt, continuation = ids[:70], ids[70:]
+
+    def apply() -> Any:
+        return arm_context(tiny.model, arm, None, n_layers=LAYERS, tail=20)
+
+    whole = steps(tiny.model, prompt, apply, continuation)
+    torch.testing.assert_close(
+        steps(tiny.model, prompt, apply, continuation, piece=1), whole, atol=2e-3, rtol=1e-4
+    )
+    exact = steps(tiny.model, prompt, nullcontext, continuation)
+    assert (whole - exact).abs().max() > 0.1
 
 
 TEMPLATE = (
