@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from ridgefit.errors import BadInput
-from ridgefit.models.port import Port, public_name
+from ridgefit.models.identity import public_name
+from ridgefit.models.port import Port
 from ridgefit.models.registry import port_of, require_family
 from ridgefit.models.weights import require_finite, require_whole_weights
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor
 
+from ridgefit.models.norms import normed
 from ridgefit.models.port import LayerKind, Port
 
 
@@ -29,4 +28,4 @@ class Olmo2Port(Port):
 
     def _norm_keys(self, layer: int, keys: Tensor) -> Tensor:
         whole = keys.flatten(-2)
-        return cast("Tensor", self._attention(layer).k_norm(whole)).view(keys.shape)
+        return normed(self._attention(layer).k_norm, whole).view(keys.shape)

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from ridgefit.errors import BadInput
-from ridgefit.files import canonical_json, sha256_bytes
 from ridgefit.models.call import cache_keyword, default_positions
+from ridgefit.models.identity import config_sha256, public_name
 from ridgefit.models.masks import COLUMNS_ONLY, SUPPORTED, as_mask, visible
+from ridgefit.models.norms import normed
 from ridgefit.models.rowcache import RowCache
 from ridgefit.models.rows import Rows
+from ridgefit.tokens import tokenizer_sha256
 
 LayerKind = Literal["full_attention", "sliding_attention"]
 KINDS: tuple[LayerKind, ...] = ("full_attention", "sliding_attention")
 Rotary = tuple[Tensor, Tensor]
-
-# Differ between two copies of one checkpoint without any effect on what it computes.
-_VOLATILE = frozenset(
-    {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "_attn_implementation"}
-    | {"attn_implementation", "output_attentions", "output_hidden_states", "return_dict", "architectures"}
-)
 
 
 class Written(NamedTuple):
@@ -91,7 +85,7 @@ class Port:
 
     def _read(self, layer: int, inputs: Tensor) -> Tensor:
         """What the projections of `layer` read, given its input."""
-        return cast("Tensor", self._block(layer).input_layernorm(inputs))
+        return normed(self._block(layer).input_layernorm, inputs)
 
     def _project(self, layer: int, read: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[…, rows, kv_heads * head_dim]`, before any norm."""
@@ -262,7 +256,6 @@ class Port:
             family, name and revision as transformers knows them, dimensions, layer kinds, window, dtype and
             the hash of the config without the settings that do not change what the model computes.
         """
-        config = {key: value for key, value in self.config.to_dict().items() if key not in _VOLATILE}
         found: dict[str, Any] = {
             "family": self.family,
             "name": public_name(str(getattr(self.config, "_name_or_path", "") or "")),
@@ -278,11 +271,9 @@ class Port:
                 (self.window(layer) for layer in range(self.n_layers) if self.window(layer)), None
             ),
             "dtype": str(self.dtype).removeprefix("torch."),
-            "config_sha256": sha256_bytes(canonical_json(_plain(config))),
+            "config_sha256": config_sha256(self.config),
         }
         if tokenizer is not None:
-            from ridgefit.tokens import tokenizer_sha256
-
             found["tokenizer_sha256"] = tokenizer_sha256(tokenizer)
         return found
 
@@ -321,24 +312,8 @@ class Port:
                     )
 
 
-def public_name(ref: str) -> str:
-    """A model's name without what is particular to a machine: of a folder, its last part."""
-    return ref if ref.count("/") == 1 and ref[0] not in "/.~" else Path(ref).name
-
-
 def _has(module: nn.Module, path: str) -> bool:
     target: Any = module
     for name in path.split("."):
         target = getattr(target, name, None)
     return target is not None
-
-
-def _plain(value: Any) -> Any:
-    """JSON values only: config dictionaries may hold tuples, numbers of numpy and integer keys."""
-    if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items() if str(key) not in _VOLATILE}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor
 
+from ridgefit.models.norms import normed
 from ridgefit.models.port import Port
 
 
@@ -17,4 +16,4 @@ class Qwen3Port(Port):
     needs = (*Port.needs, "self_attn.k_norm")
 
     def _norm_keys(self, layer: int, keys: Tensor) -> Tensor:
-        return cast("Tensor", self._attention(layer).k_norm(keys))
+        return normed(self._attention(layer).k_norm, keys)

@@ -12,6 +12,7 @@ from transformers import DynamicCache, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from ridgefit.errors import BadInput
 from ridgefit.models import FAMILIES, Port, port_of
+from ridgefit.models.norms import fused_rms_norm
 
 NAMES = sorted(TINY)
 ROWS = 24
@@ -154,6 +155,21 @@ def test_unknown_attention_is_refused() -> None:
     model.config._attn_implementation = "flex_attention"
     with pytest.raises(BadInput, match=r"flex_attention.*sdpa"):
         port.check_attention()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fused_norms_are_the_modules_own(name: str) -> None:
+    """What CUDA runs instead, on the CPU; Gemma's norm is another formula and is left alone."""
+    port = port_of(build_tiny(name))
+    inputs = 5 * torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    norms = [(module, path) for path, module in port.layers[1].named_modules() if "norm" in path]
+    assert norms
+    for norm, path in norms:
+        width = norm.weight.shape[0]
+        assert hasattr(norm, "variance_epsilon") == (not name.startswith("gemma3")), path
+        if hasattr(norm, "variance_epsilon"):
+            found = fused_rms_norm(norm, inputs[..., :width])
+            torch.testing.assert_close(found, norm(inputs[..., :width]), rtol=1e-6, atol=1e-6)
 
 
 def test_port_adds_nothing_to_the_model() -> None:
