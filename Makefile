@@ -6,6 +6,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SMOLLM2 := work/models/smollm2-135m-instruct
+# Texts of `make smollm2`: bundled ones, or JSONL files of your own.
+CALIBRATION ?= bundled:calibration
+DEVELOPMENT ?= bundled:development
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format format-check lint types tests test-all \
@@ -53,7 +56,8 @@ $(SMOLLM2)/model.safetensors: | $(READY)
 	$(BIN)/python recipes/fetch_smollm2.py --out $(SMOLLM2)
 
 smollm2: $(SMOLLM2)/model.safetensors  ## SmolLM2-135M: splits 11, 15, 19 in one capture, scored, with a report
-	$(BIN)/ridgefit run recipes/smollm2-135m.yaml
+	$(BIN)/ridgefit run recipes/smollm2-135m.yaml --set 'data.data=["$(CALIBRATION)"]' \
+	    --set 'evaluate.tasks.0.data=["$(DEVELOPMENT)"]'
 
 bench-capture: $(SMOLLM2)/model.safetensors  ## capture speed against the plain forward
 	$(BIN)/python recipes/bench_capture.py --model $(SMOLLM2)

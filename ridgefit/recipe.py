@@ -43,7 +43,7 @@ class DataSettings(Settings):
 
     data: tuple[str, ...] = Field(
         min_length=1,
-        description="JSONL, text or parquet files, folders of them, or Hub data sets 'hub:org/name'",
+        description="JSONL, text or parquet files, folders of them, 'hub:org/name', or 'bundled:calibration'",
     )
     text_field: str = Field("text", description="column that holds a document's text")
     messages_field: str = Field("messages", description="column that holds chat turns, if present")
@@ -177,6 +177,15 @@ class RunRecipe(Settings):
     solve: SolveSettings = SolveSettings()
     quantize: bool = Field(True, description="also write int8 maps")
     evaluate: EvalSettings
+
+    @model_validator(mode="after")
+    def _arms_have_maps(self) -> RunRecipe:
+        for arm in self.evaluate.arms:
+            several = arm.split is None and len(self.capture.split) > 1
+            if arm.kind == "ridge" and (several or arm.split not in (None, *self.capture.split)):
+                captured = ", ".join(map(str, self.capture.split))
+                raise ValueError(f"ridge arm '{arm.label}' needs one of the captured splits, {captured}")
+        return self
 
 
 class PlanSettings(Settings):

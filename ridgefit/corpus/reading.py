@@ -11,6 +11,9 @@ from ridgefit.corpus.hub import PREFIX, HubSource, read_hub
 from ridgefit.corpus.local import local_files, read_file
 from ridgefit.errors import BadInput
 
+_BUNDLED = "bundled:"
+_FOLDER = Path(__file__).parents[1] / "bundled"
+
 
 def read_documents(
     sources: Sequence[str], *, text_field: str = "text", messages_field: str = "messages"
@@ -18,8 +21,8 @@ def read_documents(
     """Stream documents; every source is looked up before the first one is read.
 
     Args:
-        sources: `.jsonl`, `.ndjson`, `.txt`, `.text`, `.md`, `.rst` or `.parquet` files, folders of them, or
-            `hub:org/name[@revision][:config][:split]`. A text file is one document.
+        sources: `.jsonl`, `.ndjson`, `.txt`, `.text`, `.md`, `.rst` or `.parquet` files, folders of them,
+            `hub:org/name[@revision][:config][:split]`, or `bundled:NAME`. A text file is one document.
         text_field: column of plain text.
         messages_field: column of chat turns `{role, content}`; where a row has both, the chat is taken.
 
@@ -34,5 +37,15 @@ def read_documents(
         if source.startswith(PREFIX):
             readers.append(partial(read_hub, HubSource.parse(source), columns))
         else:
-            readers += [partial(read_file, file, columns) for file in local_files(Path(source))]
+            path = _bundled(source) if source.startswith(_BUNDLED) else Path(source)
+            readers += [partial(read_file, file, columns) for file in local_files(path)]
     return (document for reader in readers for document in reader())
+
+
+def _bundled(source: str) -> Path:
+    """The text that comes with ridgefit under this name."""
+    known = {path.stem: path for path in sorted(_FOLDER.glob("*.jsonl"))}
+    name = source.removeprefix(_BUNDLED)
+    if name not in known:
+        raise BadInput(f"there is no bundled text {name!r}", f"bundled are: {', '.join(known) or 'none'}")
+    return known[name]
