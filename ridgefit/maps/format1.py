@@ -63,7 +63,7 @@ def read_manifest(folder: Path) -> Format1:
         raise BadInput(f"{where} is of format {manifest.get('format')!r}, this ridgefit reads format 1")
     projector = _table(manifest, "projector", where)
     dtype = projector.get("dtype", "bf16")
-    if dtype not in LAYOUTS:
+    if not isinstance(dtype, str) or dtype not in LAYOUTS:
         raise BadInput(f"{where} holds maps of dtype {dtype!r}, known are bf16 and i8")
     layout, encoding = projector.get("layout", LAYOUTS[dtype]), projector.get("encoding", ENCODING)
     if layout != LAYOUTS[dtype] or (dtype == "i8" and encoding != ENCODING):
@@ -113,7 +113,10 @@ def read_format1(folder: Path) -> MapSet:
 
     def planes(layer: int) -> Int8Planes:
         file = files[found.layers[layer]]
-        return Int8Planes(*(file.read(f"proj.{layer}.{part}") for part in Int8Planes._fields))
+        item = Int8Planes(*(file.read(f"proj.{layer}.{part}") for part in Int8Planes._fields))
+        if not all(bool(torch.isfinite(part).all()) for part in item[1:]):
+            raise BadInput(f"{file.path} holds values that are not finite")
+        return item
 
     def read(layer: int) -> LayerMap:
         if found.int8:
@@ -243,7 +246,7 @@ def _fingerprint(manifest: Mapping[str, Any]) -> Fingerprint | None:
     meta = model.get("meta") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(meta, dict):
         return None
-    count = str(meta.get("n_layers", ""))
+    count = str(meta.get("n_layers", ""))[:6]
     return Fingerprint(
         family=str(meta.get("model_type") or model.get("arch_id", "")),
         name=str(model.get("name", "")),

@@ -102,7 +102,8 @@ def _features(file: TensorFile) -> tuple[str, ...]:
     """Published files state none and read the split state."""
     pairs = (item.partition(":") for item in file.metadata.get("features", "state:1").split(","))
     return require_features(
-        {name: int(version) if version.isdecimal() else 0 for name, _, version in pairs}, str(file.path)
+        {name: int(version) if re.fullmatch("[0-9]{1,4}", version) else 0 for name, _, version in pairs},
+        str(file.path),
     )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,48 @@ def test_manifest_lies_are_refused(tmp_path: Path, changes: dict[str, Any], word
     with pytest.raises(BadInput, match=words) as caught:
         load_maps(tmp_path / "maps", 9).layer(9)
     assert "\n" not in str(caught.value)
+
+
+ODD: tuple[Any, ...] = (None, True, -1, 1.5, 10**30, "x", "9" * 5000, [], ["x"], {}, {"x": 1}, {"1": []})
+
+
+def leaves(table: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    if isinstance(table, dict | list):
+        for key in table if isinstance(table, dict) else range(len(table)):
+            yield from leaves(table[key], (*path, key))
+
+
+@pytest.mark.parametrize("name", ["ridgefit.json", "s9/ridgefill.json"])
+def test_odd_values_anywhere_in_a_manifest(tmp_path: Path, name: str) -> None:
+    """Every field replaced by every kind of value: the maps open as before, or one sentence says why not."""
+    write_maps(
+        tmp_path / "maps",
+        [SplitMaps(maps_of(range(9, 11)))],
+        fingerprint=Fingerprint.of(IDENTITY),
+        provenance={},
+    )
+    quantize(tmp_path / "maps", tmp_path / "maps8")
+    path = tmp_path / "maps8" / name
+    folder = tmp_path / "maps8" / ("s9" if "/" in name else "")
+    table = json.loads(path.read_text())
+    refused = 0
+    for where in leaves(table):
+        for odd in ODD:
+            changed = json.loads(json.dumps(table))
+            target = changed
+            for key in where[:-1]:
+                target = target[key]
+            target[where[-1]] = odd
+            path.write_text(json.dumps(changed))
+            try:
+                maps = load_maps(folder)
+                assert maps.layers == range(9, 11)
+                assert maps.in_width == 128
+            except BadInput:
+                refused += 1
+    assert refused > 100
 
 
 # --- fingerprints ---

@@ -454,6 +454,15 @@ def spoil_other_width(folder: Path) -> None:
     rewrite(folder, "proj8.L5.safetensors", planes)
 
 
+def spoil_values(folder: Path) -> None:
+    planes = {"proj.5.codes": torch.zeros(20, 256, dtype=torch.int8)}
+    planes |= {
+        "proj.5.scale": torch.full((20, 2), torch.inf).bfloat16(),
+        "proj.5.bias": torch.zeros(20).bfloat16(),
+    }
+    rewrite(folder, "proj8.L5.safetensors", planes)
+
+
 def spoil_twice(folder: Path) -> None:
     rewrite(folder, "correction.safetensors", {"proj.5.bias": torch.zeros(20)})
 
@@ -482,6 +491,7 @@ FORMAT1_LIES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "scale shape": (spoil_shape, r"proj8.L5.safetensors does not hold layer 5 as described"),
     "width": (spoil_other_width, r"proj8.L5.safetensors has shape"),
+    "values": (spoil_values, "proj8.L5.safetensors holds values that are not finite"),
     "twice": (spoil_twice, "holds the tensor 'proj.5.bias' twice"),
     "format 2": (lambda f: edit(f, lambda m: m.update(format=2)), "is of format 2"),
     "format true": (lambda f: edit(f, lambda m: m.update(format=True)), "is of format True"),
