@@ -93,26 +93,34 @@ def _line(lines: dict[Location, int], location: Location) -> int:
 
 def _replace(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    path = tuple(key.strip().replace("-", "_").split("."))
-    if not equals or not all(path):
+    words = key.strip().replace("-", "_").split(".")
+    if not equals or not all(words):
         raise BadInput(f"--set {override!r} is not of the form key=value", "write --set capture.batch=2")
+    path: Location = tuple(int(word) if word.isdecimal() else word for word in words)
     target: Any = values
     for depth, part in enumerate(path):
-        names = known_names(RunRecipe, path[: depth + 1])
-        if part not in names:
-            close = nearest(part, names)
+        where = ".".join(words[: depth + 1])
+        if isinstance(target, list):
+            if not isinstance(part, int) or part >= len(target):
+                raise BadInput(
+                    f"--set {override!r}: {where} is not in a list of {len(target)}", "count from 0"
+                )
+        elif isinstance(target, dict):
+            names = known_names(RunRecipe, path[: depth + 1])
+            if part not in names:
+                close = nearest(words[depth], names)
+                raise BadInput(
+                    f"--set {override!r}: there is no setting {where}",
+                    f"did you mean {'.'.join((*words[:depth], close))}" if close else "",
+                )
+            if depth < len(path) - 1 and target.get(part) is None:
+                target[part] = {}
+        else:
             raise BadInput(
-                f"--set {override!r}: there is no setting {'.'.join(path[: depth + 1])}",
-                f"did you mean {'.'.join((*path[:depth], close))}" if close else "",
+                f"--set {override!r}: {'.'.join(words[:depth])} is one value, without settings of its own"
             )
         if depth < len(path) - 1:
-            if target.get(part) is None:
-                target[part] = {}
             target = target[part]
-        if not isinstance(target, dict):
-            raise BadInput(
-                f"--set {override!r}: {'.'.join(path[:-1])} is one value, without settings of its own"
-            )
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:

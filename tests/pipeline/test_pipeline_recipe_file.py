@@ -119,14 +119,14 @@ def test_overrides(tmp_path: Path) -> None:
         tmp_path,
         GOOD,
         "capture.batch=2",
-        "capture.split=[3, 4]",
+        "capture.split=[3]",
         "model.dtype=float32",
         "data.max-windows=8",
         "solve.drop_lead=true",
         "work=elsewhere",
         "quantize=false",
     )
-    assert (recipe.capture.batch, recipe.capture.split, recipe.model.dtype) == (2, (3, 4), "float32")
+    assert (recipe.capture.batch, recipe.capture.split, recipe.model.dtype) == (2, (3,), "float32")
     assert (recipe.data.max_windows, recipe.solve.drop_lead, recipe.quantize) == (8, True, False)
     assert recipe.work == Path("elsewhere")
 
@@ -140,6 +140,9 @@ def test_overrides(tmp_path: Path) -> None:
         ("=3", "not of the form key=value"),
         ("model.model.x=2", "model.model is one value"),
         ("work.x=2", "work is one value"),
+        ("evaluate.arms.9.split=2", "evaluate.arms.9 is not in a list of"),
+        ("evaluate.arms.x=2", "evaluate.arms.x is not in a list of"),
+        ("capture.split=[3, 4]", "needs one of the captured splits, 3, 4"),
         ("capture.batch=[", "the value is not YAML"),
         ("capture.batch=0", "capture.batch is 0, must be greater than or equal to 1"),
     ],
