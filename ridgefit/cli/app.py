@@ -16,17 +16,17 @@ from ridgefit.cli.errors import fail
 COMMANDS = {
     "run": "Fit, check and judge maps in one resumable work folder, as a recipe says.",
     "plan": "Costs and savings of an arm, from a model's config alone.",
-    "doctor": "Whether a model can be fitted here.",
+    "doctor": "Whether a model can be fitted here; exit status 1 if not.",
     "capture": "Stream the moments of split states and late layers' inputs over text.",
     "merge": "Add capture shards made anywhere.",
     "solve": "From moments to maps: one spectrum per split, penalty chosen on held-out documents.",
     "quantize": "Maps in int8, groups of 128 weights.",
-    "verify": "Check a maps folder, and with a model that off, plumb and all-exact are stock.",
-    "eval": "Judge arms against exact, paired, with intervals.",
-    "generate": "Text with maps applied, and the time to the first token.",
+    "verify": "Check maps; with --model also that off, plumb and all-exact are stock; exit status 1 if not.",
+    "eval": "Judge arms against exact, paired, with intervals; the same command goes on where it stopped.",
+    "generate": "Text with an arm applied, and the time to the first token.",
     "bench": "Speed side by side in one process.",
     "inspect": "What a maps folder or file holds.",
-    "report": "A page with tables and plots from a work or evaluation folder.",
+    "report": "A page with tables and plots from an evaluation folder.",
 }
 
 

@@ -41,10 +41,24 @@ def _show(console: Console, result: dict[str, Any]) -> None:
             f"layers {first} to {stop - 1}, maps {record['shape'][0]} x {record['shape'][1]} of "
             f"{'+'.join(record['features'])}, {record['layout']}, {size(record['bytes'])}"
         )
-        rows |= {
-            f"  {name}": str(record[name]) for name in ("penalty", "alphas", "scores") if record.get(name)
-        }
+        if record.get("rows"):
+            rows["  fit"] = f"{record['rows']:,} rows, penalty {record['penalty']}, alpha {_alphas(record)}"
+        if record.get("scores"):
+            rows["  held out"] = _score(record["scores"])
     console.print(pairs(rows))
+
+
+def _alphas(record: dict[str, Any]) -> str:
+    distinct = sorted(set(record["alphas"]))
+    return ", ".join(f"{alpha:g}" for alpha in distinct)
+
+
+def _score(scores: dict[str, Any]) -> str:
+    """The split's score and the identity's beside it; the JSON form has every layer's."""
+    choice, identity = scores.get("choice") or {}, scores.get("identity")
+    if "score" not in choice or identity is None:
+        return "see --json"
+    return f"cosine of what late layers write {choice['score']:.4f}, identity {identity:.4f}"
 
 
 def _name(origin: dict[str, Any]) -> str:

@@ -79,7 +79,7 @@ def command(
         )
         try:
             with output.speaking():
-                base = _recipe_sections(given.pop("recipe", None))
+                base = _recipe_sections(given.pop("recipe")) if recipe else {}
                 values = {name: given.pop(name) for name in options}
                 built = {
                     name: section.build(base.get(section.settings, {}), values, output.seed)

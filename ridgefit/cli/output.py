@@ -56,9 +56,8 @@ class Output:
                 # Read when the Hub client is first imported: it silences the bars of downloads and of
                 # loading weights, which otherwise fill a log.
                 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-            if self.quiet:
-                stack.enter_context(warnings.catch_warnings())
-                warnings.simplefilter("ignore")
+            stack.enter_context(warnings.catch_warnings())
+            warnings.showwarning = self._warn_of
             if self.json:
                 stack.enter_context(contextlib.redirect_stdout(sys.stderr))
             yield
@@ -89,6 +88,11 @@ class Output:
         """A line on stderr, unless `quiet`."""
         if not self.quiet:
             sys.stderr.write(f"warning: {text}\n")
+
+    def _warn_of(self, message: Warning | str, *where: object, **more: object) -> None:
+        """A warning of a library as a sentence, without the line of code that gave it."""
+        del where, more
+        self.warn(str(message))
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:

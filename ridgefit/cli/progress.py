@@ -75,9 +75,11 @@ class Progress:
 
 
 def _sentence(done: int, total: int | None, rate: float, text: str) -> str:
-    counted = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+    if total is None:
+        return f"{text or 'working'} ({done:,} done)"
+    counted = f"{done:,} of {total:,}"
     parts = [f"{text}: {counted}" if text else counted, _rate(rate)]
-    if total is not None and rate > 0 and done < total:
+    if rate > 0 and done < total:
         parts.append(f"{_duration((total - done) / rate)} left")
     return ", ".join(parts)
 

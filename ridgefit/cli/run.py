@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ridgefit.cli.options import command
 from ridgefit.cli.output import Output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ridgefit.pipeline.run import RunResult
 
 
 def run(
@@ -34,7 +39,32 @@ def run(
 
     with output.progress() as progress:
         result = run(settings, progress)
-    output.result(result, lambda console: console.print(result))
+    for line in result.warnings:
+        output.warn(line)
+    output.result(result, lambda console: _show(console, result))
+
+
+def _show(console: Console, result: RunResult) -> None:
+    from ridgefit.cli.render import grid
+    from ridgefit.evaluate import render
+
+    console.print(grid(("stage", ""), list(result.stages.items()), numbers=False))
+    header = ("split", "rows", "rows per channel", "alpha", "held-out cosine", "identity")
+    rows = [
+        (
+            str(split),
+            f"{found['rows']:,}",
+            f"{found['rows_per_width']:.1f}",
+            ", ".join(f"{alpha:g}" for alpha in found["alphas"]),
+            f"{found['score']:.4f}",
+            f"{found['identity']:.4f}",
+        )
+        for split, found in result.splits.items()
+    ]
+    console.print(grid(header, rows))
+    for table in render(result.evaluation):
+        console.print(table)
+    console.print(f"{len(result.checks.lines)} checks hold; written to {result.work}, report {result.report}")
 
 
 entry = command(run)

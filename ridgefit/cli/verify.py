@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def verify(settings: VerifySettings, model: ModelSettings | None, output: Output) -> int:
-    """Check a maps folder, and with --model that off, plumb and all-exact are stock; 1 if a check fails."""
+    """Check maps; with --model also that off, plumb and all-exact are stock; exit status 1 if not."""
     from ridgefit.pipeline.verify import verify
 
     with output.progress() as progress:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from ridgefit.cli.app import main
 
@@ -148,6 +149,126 @@ def test_eval_and_report(run: Run, text: Run, maps: Path, wide: Path, tmp_path: 
     assert "# Evaluation" in (tmp_path / "eval" / "report.md").read_text()
 
 
+@pytest.fixture
+def calibration(tmp_path: Path) -> Path:
+    path = tmp_path / "calibration.jsonl"
+    rows = [json.dumps({"text": (TEXT[i:] + TEXT[:i]) * 3}) for i in range(40)]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def test_capture_merge_solve(run: Run, text: Run, wide: Path, calibration: Path, tmp_path: Path) -> None:
+    """Two shards merged give the moments of one capture, and maps come out of either."""
+    line = ("capture", wide, "--device", "cpu", "--split", "2,3", "--data", calibration, "--window", 64)
+    whole = run(*line, "--out", tmp_path / "whole")
+    assert whole["record"]["state"] == "complete"
+    for shard in (1, 2):
+        run(*line, "--shard", f"{shard}/2", "--out", tmp_path / f"part{shard}")
+    merged = run("merge", tmp_path / "part1", tmp_path / "part2", "--out", tmp_path / "merged")
+    assert merged["moments"] == whole["record"]["moments"]
+    given = ("--model", wide, "--device", "cpu", "--alphas", "0.01,1", "--drop-lead")
+    solved = run("solve", tmp_path / "merged", "--out", tmp_path / "maps", *given)
+    assert [split["split"] for split in solved["splits"]] == [2, 3]
+    assert run("verify", tmp_path / "maps", "--model", wide, "--device", "cpu")["ok"] is True
+    out, _ = text("inspect", tmp_path / "maps")
+    assert "held out" in out
+    out, _ = text("solve", tmp_path / "whole", "--out", tmp_path / "again", *given)
+    assert "degrees of freedom" in out
+    out, _ = text("merge", tmp_path / "part2", tmp_path / "part1", "--out", tmp_path / "merged2")
+    assert whole["record"]["moments"]["2"]["sha256"] in out
+    assert "in use" not in run(*line, "--out", tmp_path / "whole", status=2)["error"]
+
+
+def test_a_recipe_fills_what_the_command_line_leaves_out(
+    run: Run, wide: Path, calibration: Path, tmp_path: Path
+) -> None:
+    recipe = {
+        "name": "x",
+        "work": str(tmp_path / "work"),
+        "model": {"model": str(wide), "device": "cpu"},
+        "data": {"data": [str(calibration)], "window": 64},
+        "capture": {"split": [2], "lead": 0},
+        "evaluate": {"arms": [{"kind": "exact"}], "tasks": [{"task": "needle", "prompt": 96, "tail": 16}]},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    found = run("capture", "--recipe", path, "--split", "4", "--out", tmp_path / "out")
+    identity = found["record"]["identity"]
+    assert (identity["split"], identity["lead"]) == ([4], 0)
+    refused = run("capture", "--recipe", path, "--window", "9999", "--out", tmp_path / "no", status=2)
+    assert "9999" in refused["error"]
+
+
+@pytest.mark.parametrize(
+    ("about", "model"),
+    [
+        ({"name": "bundled:llama", "revision": None}, "bundled:llama"),
+        ({"name": "org/name", "revision": "abc"}, "org/name@abc"),
+        ({"name": "folder", "revision": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_captured_model_is_found_again(
+    about: dict[str, Any], model: str | None, run: Run, tmp_path: Path
+) -> None:
+    from ridgefit.errors import BadInput
+    from ridgefit.pipeline.captured import captured_model
+
+    record = {
+        "state": "complete",
+        "identity": {"model": {"dtype": "float32", "attention": "eager"}},
+        "about": {"model": about},
+        "shard": None,
+        "leaves": [0, 8],
+        "windows": 1,
+        "tokens": 2,
+    }
+    (tmp_path / "capture.json").write_text(json.dumps(record))
+    if model is None:
+        with pytest.raises(BadInput, match="does not say where its model"):
+            captured_model(tmp_path)
+    else:
+        found = captured_model(tmp_path)
+        assert (found.model, found.dtype, found.attention) == (model, "float32", "eager")
+
+
+def test_run(run: Run, text: Run, wide: Path, calibration: Path, tmp_path: Path) -> None:
+    """The whole chain from a recipe, and once more: everything finished is kept."""
+    recipe = {
+        "name": "tiny",
+        "work": str(tmp_path / "work"),
+        "model": {"model": str(wide), "device": "cpu"},
+        "data": {"data": [str(calibration)], "window": 64},
+        "capture": {"split": [3]},
+        "solve": {"alphas": [0.01, 1.0]},
+        "evaluate": {
+            "arms": [{"kind": "exact"}, {"kind": "identity", "split": 3}, {"kind": "ridge"}],
+            "tasks": [
+                {
+                    "task": "nll",
+                    "data": [str(calibration)],
+                    "prompt": 32,
+                    "tail": 8,
+                    "scored": 4,
+                    "documents": 2,
+                }
+            ],
+            "resamples": 100,
+        },
+    }
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    first = run("run", path, "--seed", 5)
+    assert first["stages"]["capture"] == "done"
+    assert first["checks"]["ok"] is True
+    out, _ = text("run", path, "--seed", 5)
+    assert "capture" in out
+    assert "kept" in out
+    assert "written to" in out
+    refused = run("run", path, "--set", "capture.bach=2", status=2)
+    assert "did you mean capture.batch" in refused["error"]
+
+
 def test_report_of_nothing(run: Run, tmp_path: Path) -> None:
     assert "no finished evaluation" in run("report", tmp_path, status=2)["error"]
 
@@ -161,6 +282,9 @@ def test_report_of_nothing(run: Run, tmp_path: Path) -> None:
         ("doctor none", "does not exist"),
         ("generate none --prompt x", "does not exist"),
         ("eval none --arms exact --tasks needle --out o", "does not exist"),
+        ("capture none --split 3 --data x --out o", "none"),
+        ("merge none --out o", "not a capture"),
+        ("solve none --out o", "not a capture"),
         ("run none.yaml", "none.yaml does not exist"),
         ("run none.yaml --set a", "does not exist"),
     ],

@@ -1,0 +1,45 @@
+"""`ridgefit capture`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ridgefit.cli.options import Out, command
+from ridgefit.cli.output import Output
+from ridgefit.recipe import CaptureSettings, DataSettings, ModelSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ridgefit.capture import CaptureResult
+
+
+def capture(
+    model: ModelSettings, data: DataSettings, settings: CaptureSettings, out: Out, output: Output
+) -> None:
+    """Stream the moments of split states and late layers' inputs over text."""
+    from ridgefit.pipeline.capture import capture
+
+    with output.progress() as progress:
+        result = capture(
+            model, data, settings, out, lambda done, total, _rate: progress(done, total, "tokens captured")
+        )
+    output.result(result, lambda console: _show(console, result))
+
+
+def _show(console: Console, result: CaptureResult) -> None:
+    record = result.record
+    part = f"shard {record.shard}, " if record.shard else ""
+    console.print(
+        f"{part}{record.windows:,} windows, {record.tokens:,} tokens in {result.folder}; "
+        f"read {result.tokens:,} in {result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s"
+    )
+    for split, moments in record.moments.items():
+        console.print(f"split {split}: sha256 {moments.sha256}")
+    if record.state == "complete":
+        console.print(f"next: ridgefit solve {result.folder} --out MAPS")
+    else:
+        console.print("next: ridgefit merge of all shards")
+
+
+entry = command(capture, arguments=("model",), recipe=True)
