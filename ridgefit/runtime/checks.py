@@ -73,12 +73,14 @@ def check_model(
     tokens = torch.randint(0, port.vocab, (1, prompt + _CONTINUATION), generator=generator).to(port.device)
     trial = _Trial(model, port, tokens, prompt, tail)
     with torch.no_grad(), _full_precision():
+        stock, hooks = trial.stock(), _hooks(model)
+        filled = trial.filled(fill)
         return [
-            _off(trial, fill),
-            _plumb(trial, fill),
-            _every_row_exact(trial, fill),
+            _off(trial, stock, hooks),
+            _plumb(trial, fill, stock),
+            _every_row_exact(trial, fill, stock),
             _identity(trial, fill.split),
-            _finite(trial, fill),
+            _finite(trial, filled),
         ]
 
 
@@ -104,32 +106,24 @@ class _Trial:
             return self.stock()
 
 
-def _off(trial: _Trial, fill: RidgeFill) -> Check:
-    before, hooks = trial.stock(), _hooks(trial.model)
-    trial.filled(fill)
+def _off(trial: _Trial, before: Tensor, hooks: int) -> Check:
     after = trial.stock()
     left = _hooks(trial.model) - hooks
     detail = "stock before and after a fill was applied" + (f"; {left} hooks left behind" if left else "")
     return Check("off", torch.equal(before, after) and not left, _difference(before, after), 0.0, detail)
 
 
-def _plumb(trial: _Trial, fill: RidgeFill) -> Check:
-    stock, plumb = trial.stock(), trial.filled(fill, plumb=True)
+def _plumb(trial: _Trial, fill: RidgeFill, stock: Tensor) -> Check:
+    plumb = trial.filled(fill, plumb=True)
     detail = "every hook on, nothing filled"
     return Check("plumb", torch.equal(stock, plumb), _difference(stock, plumb), 0.0, detail)
 
 
-def _every_row_exact(trial: _Trial, fill: RidgeFill) -> Check:
+def _every_row_exact(trial: _Trial, fill: RidgeFill, stock: Tensor) -> Check:
     limit = EXACT_LIMIT.get(trial.port.dtype, 0.1)
-    exact = trial.filled(fill, sink_rows=trial.prompt)
-    difference = _difference(trial.stock(), exact)
-    return Check(
-        "every row exact",
-        difference <= limit,
-        difference,
-        limit,
-        "all rows run late layers as sink rows and tail",
-    )
+    difference = _difference(stock, trial.filled(fill, sink_rows=trial.prompt))
+    detail = "all rows run late layers as sink rows and tail"
+    return Check("every row exact", difference <= limit, difference, limit, detail)
 
 
 def _identity(trial: _Trial, split: int) -> Check:
@@ -145,8 +139,8 @@ def _identity(trial: _Trial, split: int) -> Check:
     )
 
 
-def _finite(trial: _Trial, fill: RidgeFill) -> Check:
-    rows = trial.filled(fill)[0].isfinite().all(dim=-1)
+def _finite(trial: _Trial, filled: Tensor) -> Check:
+    rows = filled[0].isfinite().all(dim=-1)
     wanted = torch.arange(len(rows), device=rows.device) >= trial.prompt - trial.tail
     wrong = int((rows != wanted).sum())
     return Check(

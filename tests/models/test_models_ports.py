@@ -35,6 +35,25 @@ def test_layers_run_as_in_the_model(name: str) -> None:
         assert torch.equal(port.run_layers(2, 4, states[2]), states[4])
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3-partial"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_layers_fill_a_cache_and_keep_padding_out(name: str, attention: str) -> None:
+    model = build_tiny(name, attention=attention)
+    port, ids = port_of(model), tokens(ROWS, batch=2)
+    valid = torch.arange(ROWS)[None] >= torch.tensor([[0], [5]])
+    positions = (valid.long().cumsum(1) - 1).clamp(min=0)
+    states, wanted = stock(model, ids, attention_mask=valid.long(), position_ids=positions)
+    cache = DynamicCache()
+    with torch.no_grad():
+        found = port.run_layers(0, 4, states[0], position_ids=positions, valid=valid, cache=cache)
+    torch.testing.assert_close(found[valid], states[4][valid], rtol=0, atol=1e-4)
+    for layer in range(4):
+        rows = valid[:, None].expand(2, port.kv_heads, ROWS)
+        for part in ("keys", "values"):
+            held, kept = getattr(cache.layers[layer], part), getattr(wanted.layers[layer], part)
+            torch.testing.assert_close(held[rows], kept[rows], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_written_and_rotated_rows_are_the_cache(name: str) -> None:
     model = build_tiny(name)
