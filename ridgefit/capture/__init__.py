@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ridgefit.capture.capture import CaptureResult, Progress, capture
 from ridgefit.capture.estimate import CaptureEstimate, estimate
 from ridgefit.capture.folder import CaptureFolder, CaptureRecord, load_capture
 from ridgefit.capture.merging import merge_shards
+from ridgefit.capture.run import CaptureResult, Progress, capture
 from ridgefit.capture.score import CandidateScores, Cosines, HeldRows, score_candidates
 
 __all__ = [

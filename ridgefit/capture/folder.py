@@ -117,7 +117,7 @@ class CaptureFolder:
     @property
     def features(self) -> tuple[str, ...]:
         """Names of what the maps read, in order."""
-        return tuple(self.identity["features"])
+        return tuple(name for name, _ in self.identity["features"])
 
     @property
     def lead(self) -> int:
@@ -178,18 +178,23 @@ def node_path(folder: Path, node: Node) -> Path:
 
 def nodes_in(folder: Path) -> dict[Node, Path]:
     """Sums of finished leaves, merged where siblings met; parts of merged nodes are left out."""
-    found = {
+    found = _all_nodes(folder)
+    return {node: found[node] for node in sorted(settled(found))}
+
+
+def _all_nodes(folder: Path) -> dict[Node, Path]:
+    return {
         Node(int(match[1]), int(match[2])): path
         for path in sorted((folder / NODES_FOLDER).glob("node-*.safetensors"))
         if (match := _NODE.fullmatch(path.name))
     }
-    return {node: found[node] for node in sorted(settled(found))}
 
 
 def collapse(nodes: dict[Node, Path], folder: Path) -> dict[Node, Path]:
-    """Merge siblings, all but the last pair, whose sum `finish` writes. Parts in `folder` are deleted.
+    """Merge siblings, all but the last pair, whose sum `finish` writes; then delete their parts in `folder`.
 
-    A crash at any instant leaves both parts, or their sum with or without parts: never less.
+    A crash at any instant leaves both parts, or their sum with or without parts: never less. Leaves that
+    workers finish meanwhile are not touched.
     """
     held = dict(nodes)
     for left, right in merges(nodes, whole=False):
@@ -197,11 +202,8 @@ def collapse(nodes: dict[Node, Path], folder: Path) -> dict[Node, Path]:
         target = node_path(folder, left.parent)
         merge_bundles(target, BundleFile(parts[0]), BundleFile(parts[1]), {})
         held[left.parent] = target
-        for part in parts:
-            if part.parent == target.parent:
-                part.unlink()
-    for path in (folder / NODES_FOLDER).glob("node-*.safetensors"):
-        if path not in held.values() and path not in nodes.values():
+    for node, path in _all_nodes(folder).items():
+        if any(whole.covers(node) for whole in held):
             path.unlink()
     return held
 

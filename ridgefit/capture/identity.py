@@ -31,14 +31,14 @@ def identity_of(
     A model's name and revision are not in it, its weights, config and tokenizer are: a folder may move.
     The number of CPU threads is, because it decides the order in which a product is added up.
     """
-    port = loaded.port
+    port, features = loaded.port, FeatureList(settings.features)
     model = {key: value for key, value in loaded.identity().items() if key not in ("name", "revision")}
     versions = library_versions()
     return {
         "model": {**model, "weights_sha256": weights_sha256(port.decoder), "attention": port.attention},
         "text": store.manifest.sha256,
         "split": sorted(settings.split),
-        "features": FeatureList(settings.features).versions,
+        "features": [[name, version] for name, version in features.versions.items()],
         "precision": product,
         "lead": settings.lead,
         "batch": settings.batch,
@@ -68,7 +68,7 @@ def weights_sha256(module: nn.Module) -> str:
 def require_same(
     before: Mapping[str, Any], now: Mapping[str, Any], what: str, fix: str, *, skip: tuple[str, ...] = ()
 ) -> None:
-    """Refuse the first field in which two identities differ.
+    """Refuse the first field in which two identities differ, in the order of `now`.
 
     Args:
         before: identity on disk.
@@ -82,7 +82,7 @@ def require_same(
     """
     old = dict(_flat({key: value for key, value in before.items() if key not in skip}))
     new = dict(_flat({key: value for key, value in now.items() if key not in skip}))
-    for field in [*old, *(name for name in new if name not in old)]:
+    for field in [*new, *(name for name in old if name not in new)]:
         left, right = old.get(field, _ABSENT), new.get(field, _ABSENT)
         if left != right:
             raise BadInput(f"{what} has {field} {left!r}, this run has {right!r}", fix)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from ridgefit.capture.capture import Progress
 from ridgefit.capture.reader import Rows, padded
+from ridgefit.capture.run import Progress
 from ridgefit.capture.watch import Watch
 from ridgefit.corpus import TokenStore
 from ridgefit.errors import BadInput
@@ -23,7 +23,7 @@ from ridgefit.models import LoadedModel, Port, Written
 from ridgefit.moments import ieee_products
 
 Candidate = Callable[[int], tuple[Tensor, Tensor]]
-"""Late layer index (0 is the split layer) -> weight `[hidden, width]` and bias `[hidden]` as a file holds them."""
+"""Late layer index (0: the split layer) -> weight `[hidden, width]`, bias `[hidden]`, as a file holds them."""
 
 _ROWS_AT_ONCE = 1024
 
