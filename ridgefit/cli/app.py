@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ridgefit import __version__
+import ridgefit
 from ridgefit.cli.errors import fail
 
 COMMANDS = {
@@ -63,7 +63,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"ridgefit {__version__}")
+        typer.echo(f"ridgefit {ridgefit.__version__}")
         raise typer.Exit
 
 
