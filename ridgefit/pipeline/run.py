@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ridgefit.capture import capture, load_capture
+from ridgefit.corpus import read_documents
 from ridgefit.errors import BadInput, CheckFailed
 from ridgefit.evaluate import EvalResult, evaluate, report
 from ridgefit.evaluate.arms import resolve_arms
@@ -19,7 +20,7 @@ from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.capture import check_plan, open_text, token_store
 from ridgefit.pipeline.solve import solve_with
 from ridgefit.pipeline.verify import VerifyReport, verify
-from ridgefit.recipe import RunRecipe, VerifySettings
+from ridgefit.recipe import NeedleSettings, RunRecipe, VerifySettings
 from ridgefit.versions import library_versions
 
 Progress = Callable[[int, int | None, str], None]
@@ -77,6 +78,9 @@ def run(recipe: RunRecipe, progress: Progress | None = None) -> RunResult:
     """
     check_plan(recipe.model, recipe.data, recipe.capture, recipe.work / CAPTURE)
     documents = open_text(recipe.data)
+    for task in recipe.evaluate.tasks:
+        if not isinstance(task, NeedleSettings):
+            read_documents(task.data)  # looks every source up, hours before it is read
     with folder_lock(recipe.work):
         loaded = load_model(**recipe.model.load_options())
         resolve_arms([arm for arm in recipe.evaluate.arms if arm.kind != "ridge"], None, loaded.port.n_layers)
