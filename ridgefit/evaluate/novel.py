@@ -11,11 +11,11 @@ RUN = 8
 
 
 def novel_tokens(tokens: torch.Tensor, start: int, *, run: int = RUN) -> torch.Tensor:
-    """Positions from `start` on that lie inside no run of tokens seen earlier.
+    """Positions from `start` on that lie inside no run that the prompt already holds.
 
-    A run is any `run` consecutive tokens of `tokens`; it counts as seen if the same tokens also
-    begin at an earlier place, overlaps included (a loop copies itself). A run may reach back into
-    the prompt and forward to the end of `tokens`.
+    A run is any `run` consecutive tokens of `tokens`; it counts as copied if the prompt holds the same
+    tokens at an earlier place, the whole of them before `start`. The run itself may begin in the prompt
+    and reach to the end of `tokens`. What only repeats scored tokens stays novel, as in the paper.
 
     Args:
         tokens: prompt and scored tokens together, `[n]`, integer.
@@ -29,9 +29,9 @@ def novel_tokens(tokens: torch.Tensor, start: int, *, run: int = RUN) -> torch.T
     copied = np.zeros(ids.size, dtype=bool)
     if ids.size > run:
         names = _names(sliding_window_view(ids, run))
-        _, first = np.unique(names, return_index=True)
-        seen = np.ones(names.size, dtype=bool)
-        seen[first] = False
+        _, first, which = np.unique(names, return_index=True, return_inverse=True)
+        earliest = first[which]
+        seen = (earliest < np.arange(names.size)) & (earliest + run <= start)
         for offset in range(run):
             copied[offset : offset + names.size] |= seen
     return torch.from_numpy(~copied[start:])

@@ -169,7 +169,7 @@ def _method(result: EvalResult) -> str:
         "Every arm ran in one process with an exact run of the same sample; differences are arm minus "
         f"exact. Intervals: bias-corrected accelerated bootstrap, {settings['resamples']} resamples within "
         "domain, 95 %. Losses weight each document alike, shares each sample. Novel tokens lie in no run of "
-        "8 tokens that also stands earlier in the text; key tokens are those whose exact loss rises by more "
+        "8 tokens that the prompt holds earlier; key tokens are those whose exact loss rises by more "
         "than 2 nats when the context is cut to the tail. Needles lie before the tail and behind the sink "
         "rows of every arm. The bound of needles found is the more cautious of the bootstrap's and the "
         "binomial floor 1 − 0.05^(1/n)."

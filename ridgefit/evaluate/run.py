@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,13 +69,13 @@ def evaluate(
         for name, task, task_settings in zip(task_names(settings.tasks), tasks, settings.tasks, strict=True)
     ]
     identity = _identity(loaded, settings, maps, runs)
-    warnings = sorted(
+    notes = sorted(
         {line for arm in arms if arm.fill for line in arm.fill.check(loaded.port, loaded.tokenizer)}
     )
     context = {"maps": str(maps) if maps else None, "machine": machine(), "threads": torch.get_num_threads()}
     total = len(arms) * sum(len(run.samples) for run in runs)
     done = 0
-    with folder_lock(out), Journal(out, identity, context) as journal, _interruptible(out):
+    with folder_lock(out), Journal(out, identity, context) as journal, _interruptible(out), _said(notes):
         for run, task in zip(runs, tasks, strict=True):
             for sample in run.samples:
                 keys = {arm.label: _key(run, sample, arm) for arm in arms}
@@ -87,7 +89,7 @@ def evaluate(
                     done += len(arms)
                     if progress:
                         progress(done, total, f"{run.name}, {sample.id}, done before")
-        result = _summarise(runs, arms, journal, identity, settings, warnings)
+        result = _summarise(runs, arms, journal, identity, settings, notes)
         write_json(out / EVALUATION, result.model_dump(mode="json"))
     return result
 
@@ -170,7 +172,7 @@ def _summarise(
     journal: Journal,
     identity: Mapping[str, Any],
     settings: EvalSettings,
-    warnings: list[str],
+    notes: list[str],
 ) -> EvalResult:
     tasks = tuple(
         summarise_task(
@@ -189,7 +191,7 @@ def _summarise(
             for a in arms
         ),
         tasks=tasks,
-        warnings=(*warnings, *warnings_of(tasks, arms[0].label)),
+        warnings=(*notes, *warnings_of(tasks, arms[0].label)),
     )
 
 
@@ -269,6 +271,15 @@ def _interruptible(out: Path) -> Iterator[None]:
     finally:
         if main:
             signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def _said(notes: list[str]) -> Iterator[None]:
+    """Keep the runtime from repeating at every prefill what the result's warnings say once."""
+    with warnings.catch_warnings():
+        for line in notes:
+            warnings.filterwarnings("ignore", message=re.escape(line))
+        yield
 
 
 def _stop(number: int, frame: object) -> None:  # noqa: ARG001

@@ -120,13 +120,13 @@ def warnings_of(results: Sequence[TaskResult], exact: str) -> Iterator[str]:
             )
         if task.skipped:
             yield f"{task.name}: {len(task.skipped)} documents were too short and are left out."
+        rough = "intervals from so few are narrower than they should be."
+        if task.samples < FEW:
+            yield f"{task.name}: {task.samples} samples only; {rough}"
         for measure in task.measures:
             n = measure.arms[0].n
-            if n < FEW:
-                yield (
-                    f"{task.name}: {measure.title} rests on {n} of {task.samples} samples; intervals from so "
-                    "few are narrower than they should be."
-                )
+            if n < min(FEW, task.samples):
+                yield f"{task.name}: {measure.title} rests on {n} of {task.samples} samples; {rough}"
 
 
 def prompts_sha256(samples: Sequence[Sample]) -> str:

@@ -12,13 +12,15 @@ from ridgefit.evaluate.novel import novel_tokens
 
 
 def brute_force(ids: list[int], start: int, run: int) -> list[bool]:
-    """For each scored token: is every run that holds it new where it stands?"""
+    """For each scored token: does the prompt hold none of the runs around it, at an earlier place?"""
     novel = []
     for position in range(start, len(ids)):
         copied = False
         for begin in range(max(0, position - run + 1), position + 1):
             window = ids[begin : begin + run]
-            if len(window) == run and any(ids[s : s + run] == window for s in range(begin)):
+            if len(window) == run and any(
+                ids[s : s + run] == window for s in range(begin) if s + run <= start
+            ):
                 copied = True
         novel.append(not copied)
     return novel
@@ -49,10 +51,16 @@ def test_a_run_may_start_in_the_prompt() -> None:
     assert novel_tokens(torch.tensor(ids), 15).tolist() == [False] * 6
 
 
-def test_a_loop_copies_itself() -> None:
+def test_a_loop_copies_itself_once_the_prompt_holds_one_run_of_it() -> None:
     ids = [50, 51, *[7, 8] * 8]
-    # Position 9 ends the first whole run of the loop; from position 4 on, runs repeat one period before.
-    assert novel_tokens(torch.tensor(ids), 2).tolist() == [True] * 2 + [False] * 14
+    assert not novel_tokens(torch.tensor(ids), 10).any()  # the prompt ends with one whole run
+    assert novel_tokens(torch.tensor(ids), 9).all()  # one token short of it
+
+
+def test_what_only_repeats_scored_tokens_stays_novel() -> None:
+    ids = [*range(20), *range(100, 110), *range(100, 110)]
+    assert novel_tokens(torch.tensor(ids), 20).all()
+    assert not novel_tokens(torch.tensor(ids), 30).any()
 
 
 def test_large_vocabulary_and_long_text_are_exact_and_quick() -> None:

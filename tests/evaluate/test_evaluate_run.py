@@ -60,6 +60,7 @@ def records(folder: Path) -> list[dict]:
     return [line for line in lines if line["kind"] == "sample"]
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_identity_is_ridge_with_the_unit_map_and_exact_is_itself(
     tiny: LoadedModel, documents: Path, identity_maps: Path, tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ def test_identity_is_ridge_with_the_unit_map_and_exact_is_itself(
     result = evaluate(tiny, settings(documents, IDENTITY, RIDGE, NONE, pop), identity_maps, tmp_path)
     assert [arm.label for arm in result.arms] == ["exact", "identity s3", "ridge", "none s3", "pop"]
     assert [(arm.split, arm.tail) for arm in result.arms[3:]] == [(3, None), (4, 1)]
+    assert "name no base model" in result.warnings[0]
     names = {task.name: {m.name for m in task.measures} for task in result.tasks}
     assert names["needle 420/150"] == {"strict", "digits", "value_nll"}
     for task in result.tasks:
