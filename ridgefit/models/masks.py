@@ -4,12 +4,10 @@ it stands in the prompt, never on how many rows are computed with it.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.backends.cuda import SDPAParams, can_use_flash_attention
-from torch.nn import functional as F  # noqa: N812
 
 from ridgefit.models.rows import Rows
 
@@ -106,7 +104,9 @@ def row_mask(
     if attention in COLUMNS_ONLY:
         return stock if stock is None else stock[:, first : rows.total]
     if stock is None:
-        return _causal(rows, first, torch.device(device))
+        plain = rows.runs == ((rows.total - 1, rows.total),)
+        plain = plain or attends_by_runs(stock, rows, first=first, attention=attention, device=device)
+        return None if plain else visible(rows, first=first, device=device)
     mask = rows.take(stock[..., first : rows.total], dim=-2)
     if not padded:
         return mask
@@ -155,83 +155,15 @@ def hide_columns(mask: Tensor | None, hidden: Tensor, queries: int, keys: int, f
     return mask.masked_fill(gone, torch.finfo(mask.dtype).min)
 
 
-def _causal(rows: Rows, first: int, device: torch.device) -> Tensor | None:
-    """Causal mask without padding or window, in the form that leaves PyTorch its fast kernel."""
-    if rows.runs == ((rows.total - 1, rows.total),):
-        return None
-    if device.type == "cuda" and rows.columns is None and first == 0:
-        return RunsBias.of(rows.runs)
-    return visible(rows, first=first, device=device)
-
-
-class RunsBias(Tensor):
-    """Stands for a causal mask over runs of rows, and is never built.
-
-    Passed as `attn_mask` through transformers' own attention function, it makes
-    `scaled_dot_product_attention` attend run by run: a run that ends at column `stop` sees the keys
-    before `stop`, aligned to the lower right corner, which the flash kernel does without a mask.
-    """
-
-    runs: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(cls, runs: tuple[tuple[int, int], ...]) -> RunsBias:
-        """A bias for queries that are the rows of `runs`, in order, over keys from column 0 on."""
-        bias = torch.empty(1, 1, 0, 0).as_subclass(cls)
-        bias.runs = runs
-        return bias
-
-    def to(self, *args: Any, **kwargs: Any) -> RunsBias:
-        """Itself: it has no data to move, and a copy would lose its runs."""
-        del args, kwargs
-        return self
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Replace scaled dot product attention; everything else sees an empty tensor."""
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return _attend(*args, **kwargs)
-        return cast("Any", super()).__torch_function__(func, types, args, kwargs)
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: RunsBias,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Attention `[batch, heads, rows, width]` of each run over the keys up to its end."""
-    if is_causal or dropout_p:
-        raise ValueError("a run-wise bias is causal already and for inference only")
-    parts, offset = [], 0
-    for start, stop in attn_mask.runs:
-        part = query[:, :, offset : offset + stop - start]
-        parts.append(_attend_run(part, key[:, :, :stop], value[:, :, :stop], scale, enable_gqa))
-        offset += stop - start
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-
-
-def _attend_run(query: Tensor, key: Tensor, value: Tensor, scale: float | None, grouped: bool) -> Tensor:
-    """Causal attention whose last query stands on the last key."""
-    rows, keys, width = query.shape[2], key.shape[2], query.shape[3]
-    if rows == keys:
-        return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=grouped
-        )
-    if rows == 1:
-        return F.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=grouped)
-    params = SDPAParams(query, key, value, None, 0.0, False, grouped)
-    if query.is_cuda and width % 8 == 0 and can_use_flash_attention(params):
-        # This operator aligns its causal mask to the lower right; the public function to the upper left.
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
-        attended: Tensor = flash(query, key, value, 0.0, True, return_debug_mask=False, scale=scale)[0]
-        return attended
-    mask = torch.ones(rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
-    return F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=grouped)
+def attends_by_runs(
+    stock: Tensor | None, rows: Rows, *, first: int, attention: str, device: torch.device | str
+) -> bool:
+    """Whether `rows` attend with `RunKeys` instead of a mask: plain causal attention over runs, on CUDA."""
+    return (
+        attention == BOOLEAN
+        and stock is None
+        and torch.device(device).type == "cuda"
+        and rows.columns is None
+        and rows.count > 1
+        and first == 0
+    )

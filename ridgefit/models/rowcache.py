@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ridgefit.models.rows import Rows
+from ridgefit.models.runs import RunKeys
 
 
 class RowCache:
@@ -22,6 +23,7 @@ class RowCache:
         values: the same for values.
         first: first column that attention gets to see; a view, nothing is copied.
         alone: attention sees the new rows only (no fill); the buffers are still written.
+        by_runs: hand out keys that know their rows (`RunKeys`), for a layer that is called without a mask.
     """
 
     def __init__(
@@ -32,12 +34,14 @@ class RowCache:
         *,
         first: int = 0,
         alone: bool = False,
+        by_runs: bool = False,
     ) -> None:
         self.keys = keys
         self.values = values
         self._rows = rows
         self._first = first
         self._alone = alone
+        self._by_runs = by_runs
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int = 0, *args: Any, **kwargs: Any
@@ -48,7 +52,8 @@ class RowCache:
         self.values = self._put(self.values, value_states)
         if self._alone:
             return key_states, value_states
-        return self.keys[:, :, self._first :], self.values[:, :, self._first :]
+        keys, values = self.keys[:, :, self._first :], self.values[:, :, self._first :]
+        return (RunKeys.of(keys, self._rows.runs) if self._by_runs else keys), values
 
     def _put(self, buffer: Tensor | None, states: Tensor) -> Tensor:
         if buffer is None:

@@ -74,8 +74,11 @@ class RidgeFill:
 
     @classmethod
     def pop(cls, n_layers: int) -> RidgeFill:
-        """POP as published: identity from two thirds of the depth on; apply it with `tail=1`."""
-        return cls.identity(max(1, round(2 * n_layers / 3)))
+        """POP as published: identity from two thirds of the depth on, rounded up; apply it with `tail=1`.
+
+        22 of 32 layers and 24 of 36 (paper section 2.5).
+        """
+        return cls.identity(max(1, -(-2 * n_layers // 3)))
 
     @contextlib.contextmanager
     def applied(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ridgefit.models import Port, RowCache, Rows
 from ridgefit.models.call import cache_of, layer_input, with_cache, with_layer_input
-from ridgefit.models.masks import row_mask, rows_alone_mask
+from ridgefit.models.masks import attends_by_runs, row_mask, rows_alone_mask
 from ridgefit.runtime.inputs import LateInputs, everything_valid
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -110,16 +110,17 @@ class Prefill:
         plan, rows = self._plan, self._plan.rows
         if self._inputs is None:
             return RowCache(rows, alone=not self._plumb)
-        if self._kept is None:
-            return RowCache(rows)
         device = self._port.layer_device(layer)
+        by_runs = self._by_runs(layer, device, kwargs)
+        if self._kept is None:
+            return RowCache(rows, by_runs=by_runs)
         self._kept = kept = self._kept.to(device)
         first = max(self._first_seen(layer), plan.start)
         inputs = self._inputs.predict(layer, kept[:, first - plan.start :])
         rotary = tuple(part[:, first : plan.stop].to(device) for part in kwargs["position_embeddings"])
         filled = self._port.write(layer, inputs, (rotary[0], rotary[1]))
         keys, values = (self._buffer(part, first) for part in filled)
-        return RowCache(rows, keys, values, first=self._first_attended(layer))
+        return RowCache(rows, keys, values, first=self._first_attended(layer), by_runs=by_runs)
 
     def _buffer(self, filled: Tensor, first: int) -> Tensor:
         """`filled` at its columns in a buffer for all of them; zeros before, exact rows to come."""
@@ -138,6 +139,18 @@ class Prefill:
         """First column handed to attention: a window's columns, if no sink row needs the start."""
         return self._first_seen(layer) if self._plan.rows.is_tail and self._kept is not None else 0
 
+    def _by_runs(self, layer: int, device: torch.device, kwargs: dict[str, Any]) -> bool:
+        """Whether the exact rows of `layer` attend run by run instead of under a mask."""
+        if self._plumb or self._inputs is None:
+            return False
+        return attends_by_runs(
+            kwargs["attention_mask"],
+            self._plan.rows,
+            first=self._first_attended(layer),
+            attention=self._port.attention,
+            device=device,
+        )
+
     def _rows_only(self, layer: int, device: torch.device, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Mask and positions of the exact rows; the same for all layers of a kind."""
         key = (self._port.kind(layer), device)
@@ -152,8 +165,10 @@ class Prefill:
                 attention = self._port.attention
                 mask = row_mask(stock, rows, first=first, padded=padded, attention=attention, device=device)
             positions = kwargs.get("position_ids")
+            by_runs = self._by_runs(layer, device, kwargs)
             self._shared[key] = {
                 "attention_mask": mask,
+                **({"is_causal": False} if by_runs else {}),
                 "position_embeddings": tuple(rows.take(part, 1) for part in kwargs["position_embeddings"]),
                 "position_ids": None if positions is None else rows.take(positions, dim=1),
             }

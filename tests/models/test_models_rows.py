@@ -15,7 +15,6 @@ from transformers import DynamicCache
 from ridgefit.models import Rows
 from ridgefit.models.call import cache_columns
 from ridgefit.models.masks import (
-    RunsBias,
     as_mask,
     hide_columns,
     padding_of,
@@ -23,6 +22,7 @@ from ridgefit.models.masks import (
     rows_alone_mask,
     visible,
 )
+from ridgefit.models.runs import RunKeys, merged
 
 RUNS = Rows(10, runs=((1, 3), (6, 10)))
 LIST = Rows(10, columns=torch.tensor([[0, 4, 9], [2, 3, 7]]))
@@ -149,16 +149,24 @@ def test_run_wise_attention_equals_the_dense_mask(runs: tuple[tuple[int, int], .
     rows = Rows(12, runs=runs)
     heads = 2 if grouped else 4
     query, key, value = random(2, 4, rows.count, 8), random(2, heads, 12, 8), random(2, heads, 12, 8).flip(2)
-    bias = RunsBias.of(runs)
-    assert bias.to("cpu") is bias
-    attended = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=bias, scale=0.3, enable_gqa=grouped
-    )
+    keys = RunKeys.of(key, runs)
+    attended = F.scaled_dot_product_attention(query, keys, value, scale=0.3, enable_gqa=grouped)
     dense = F.scaled_dot_product_attention(query, key, value, visible(rows), scale=0.3, enable_gqa=grouped)
     torch.testing.assert_close(attended, dense, rtol=0, atol=1e-6)
     assert type(attended) is torch.Tensor
-    with pytest.raises(ValueError, match="causal already"):
-        F.scaled_dot_product_attention(query, key, value, attn_mask=bias, is_causal=True)
+    assert keys[:, :, 1:].contiguous().runs == runs  # views and copies of them still know
+    with pytest.raises(ValueError, match="no mask"):
+        F.scaled_dot_product_attention(query, keys, value, is_causal=True)
+
+
+def test_two_halves_of_the_keys_merge_to_all_of_them() -> None:
+    query, key, value = (random(1, 2, rows, 8).double() for rows in (5, 12, 12))
+    scores = query @ key.transpose(-1, -2)
+    halves = []
+    for part in (slice(0, 7), slice(7, 12)):
+        weights = scores[..., part].softmax(-1)
+        halves.append(((weights @ value[:, :, part]).float(), scores[..., part].logsumexp(-1).float()))
+    torch.testing.assert_close(merged(*halves), (scores.softmax(-1) @ value).float(), rtol=0, atol=1e-5)
 
 
 def test_hidden_columns_leave_a_decode_mask() -> None:

@@ -11,8 +11,9 @@ from conftest import LAYERS, TINY, WINDOW, tokens
 from runtime_reference import continued, filled_cache, identity, predict_with, random_maps
 from transformers import DynamicCache
 
-from ridgefit.models import port_of
-from ridgefit.runtime import RidgeFill
+from ridgefit.models import masks, port_of
+from ridgefit.models.masks import attends_by_runs
+from ridgefit.runtime import RidgeFill, prefill
 
 NAMES = sorted(TINY)
 SPLIT, PROMPT, TAIL = 2, 30, 11
@@ -22,6 +23,31 @@ ARMS = {
     "identity": (RidgeFill.identity(SPLIT), identity),
 }
 close = {"rtol": 1e-5, "atol": 1e-4}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gemma3", "granite"])
+@pytest.mark.parametrize("sinks", [0, 3, PROMPT])
+@torch.no_grad()
+def test_attention_by_runs_equals_attention_under_a_mask(
+    name: str, sinks: int, tiny_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What CUDA does: no mask, keys that know their rows. Only the kernels differ there."""
+    model, ids = tiny_model(name), tokens(PROMPT)
+    fill, _ = ARMS["ridge"]
+    with fill.applied(model, tail=TAIL, sink_rows=sinks):
+        masked = model(ids, logits_to_keep=TAIL).logits
+    seen = []
+
+    def as_on_cuda(*args: Any, **kwargs: Any) -> bool:
+        seen.append(attends_by_runs(*args, **{**kwargs, "device": "cuda"}))
+        return seen[-1]
+
+    monkeypatch.setattr(masks, "attends_by_runs", as_on_cuda)
+    monkeypatch.setattr(prefill, "attends_by_runs", as_on_cuda)
+    with fill.applied(model, tail=TAIL, sink_rows=sinks):
+        by_runs = model(ids, logits_to_keep=TAIL).logits
+    assert any(seen)
+    torch.testing.assert_close(by_runs, masked, **close)
 
 
 @pytest.mark.parametrize("name", NAMES)
