@@ -88,13 +88,18 @@ def test_fill_is_what_stock_makes_of_a_hand_filled_cache(
 
 
 @pytest.mark.parametrize("name", ["gemma3", "mistral-sliding", "phi3-partial", "qwen2-sliding"])
-@pytest.mark.parametrize("prompt", [WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 3 * WINDOW + 1])
-@pytest.mark.parametrize("tail", [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW - 1])
+@pytest.mark.parametrize(
+    ("prompt", "tail"),
+    [
+        (prompt, tail)
+        for prompt in (WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, 3 * WINDOW + 1)
+        for tail in (1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW - 1)
+        if tail < prompt
+    ],
+)
 @torch.no_grad()
 def test_window_edges(name: str, prompt: int, tail: int, tiny_model: Callable[..., Any]) -> None:
     """Prompt and tail shorter, as long as and longer than the window, on a cache that lets old rows go."""
-    if tail >= prompt:
-        pytest.skip("runs exact")
     model, ids, further = tiny_model(name), tokens(prompt), tokens(WINDOW + 2, seed=1)
     fill, predict = ARMS["ridge"]
     by_hand = filled_cache(model, ids, SPLIT, tail, predict)
