@@ -23,7 +23,7 @@ from ridgefit.models import LoadedModel, Port, Written
 from ridgefit.moments import ieee_products
 
 Candidate = Callable[[int], tuple[Tensor, Tensor]]
-"""Late layer index (0: the split layer) -> weight `[hidden, width]`, bias `[hidden]`, as a file holds them."""
+"""Late layer index (0: the split layer) -> weight `[hidden, width]` and bias `[hidden]` as in a file."""
 
 _ROWS_AT_ONCE = 1024
 
