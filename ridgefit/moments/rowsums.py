@@ -6,7 +6,7 @@ where a split begins), then `close`.
 
 How the digits are kept:
 
-* Every channel is centred near the chunk's own mean (`centre_of`), a float32 number, before any product. The
+* Every channel is centred near the chunk's own mean, at a float32 number, before any product. The
   subtraction is exact up to one rounding of its result, so a channel that sits at 3e3 loses nothing.
 * Under `fast` the products of a chunk are float32 (never TF32), and the sums over chunks float64.
 * The update that joins a chunk with the rows before it (Chan, Golub and LeVeque) is `S += d d' na r / n` with
@@ -32,8 +32,9 @@ from ridgefit.moments.centring import centre_of
 from ridgefit.moments.moments import Moments
 from ridgefit.moments.precision import Product, ieee_products
 
-# Products of so few rows are bound by memory, not arithmetic: float64 costs nothing.
-_SMALL = 64
+# Products of fewer rows are bound by memory and by launching kernels, not by arithmetic: float64 costs
+# nothing, and all layers are added at once when the chunk is closed.
+_FEW = 64
 _EXTRA = 2
 
 
@@ -76,6 +77,8 @@ class RowSums:
         self._rows = 0
         self._next_x = self._next_y = 0
         self._inputs: list[Tensor] = []
+        self._few_x: dict[int, Tensor] = {}
+        self._few_y: list[Tensor] = []
         self._shares: Tensor | None = None
         self._order: Tensor | None = None
         self._stacked = torch.empty(0)
@@ -93,6 +96,7 @@ class RowSums:
         self._rows = rows
         self._next_x, self._next_y = 0, self.first
         self._inputs = []
+        self._few_x, self._few_y = {}, []
         self._shares = self._order = None
 
     def put_x(self, split: int, x: Tensor) -> None:
@@ -106,7 +110,8 @@ class RowSums:
         if number >= len(self.widths) or list(self.widths)[number] != split or self._next_y != split:
             raise RuntimeError(f"the input of split {split} came out of order")
         self._next_x += 1
-        if not self._rows:
+        if self._rows < _FEW:
+            self._few_x[split] = x.to(self.device, torch.float64, copy=True)
             return
         with ieee_products(), torch.no_grad():
             centred, left = self._centred(x, self._mean_x[split], "x")
@@ -125,7 +130,8 @@ class RowSums:
         if layer != self._next_y or len(splits) != self._next_x:
             raise RuntimeError(f"the input of layer {layer} came out of order")
         self._next_y += 1
-        if not self._rows:
+        if self._rows < _FEW:
+            self._few_y.append(y.to(self.device, torch.float64, copy=True))
             return
         at = layer - self.first
         with ieee_products(), torch.no_grad():
@@ -146,6 +152,9 @@ class RowSums:
         """
         if (self._next_x, self._next_y) != (len(self.widths), self.n_layers):
             raise RuntimeError("a chunk was closed before every layer had come")
+        if 0 < self._rows < _FEW:
+            with torch.no_grad():
+                self._add_few()
         self.n += self._rows
         self._rows = 0
         return bool(self._finite)
@@ -185,8 +194,7 @@ class RowSums:
 
     @property
     def _dtype(self) -> torch.dtype:
-        exact = self.product == "fp64" or self._rows < _SMALL
-        return torch.float64 if exact else torch.float32
+        return torch.float64 if self.product == "fp64" else torch.float32
 
     def _centred(
         self, rows: Tensor, mean: Tensor, name: str, squares: Tensor | None = None
@@ -199,7 +207,7 @@ class RowSums:
         """
         count, dtype = self._rows, self._dtype
         rows = rows.to(self.device, dtype)
-        centre = centre_of(rows)
+        centre = centre_of(rows) if dtype == torch.float32 else rows.mean(0).float()
         out = self._buffer(name, dtype, count + _EXTRA, rows.shape[1])
         torch.sub(rows, centre, out=out[:count])
         left = out[:count].sum(0).double()
@@ -212,6 +220,25 @@ class RowSums:
             squares.add_(out[:count].square().sum(0)).add_(step.square() * between - left.square() / count)
         mean.add_(step * (count / (self.n + count)))
         return out, left
+
+    def _add_few(self) -> None:
+        """Add a chunk of few rows, all layers at once."""
+        late = self._few_centred(torch.stack(self._few_y), self._mean_y)
+        self._syy.add_(late.square().sum(1))
+        for split, x in self._few_x.items():
+            rows = self._few_centred(x, self._mean_x[split])
+            self._sxx[split].addmm_(rows.T, rows)
+            after = late[split - self.first :]
+            self._sxy[split].baddbmm_(rows.T.expand(len(after), -1, -1), after)
+
+    def _few_centred(self, rows: Tensor, mean: Tensor) -> Tensor:
+        """Centre `[…, rows, channels]`, update `mean`, append the row of the rank-one update."""
+        centre = rows.mean(-2)
+        step = centre - mean
+        self._finite &= torch.isfinite(step).all()
+        between = self.n * self._rows / (self.n + self._rows)
+        mean.add_(step * (self._rows / (self.n + self._rows)))
+        return torch.cat((rows - centre[..., None, :], (step * between**0.5)[..., None, :]), dim=-2)
 
     def _weigh(self, centred: Tensor) -> None:
         """Order rows by their largest share of a channel's variance, over the splits that have come."""
