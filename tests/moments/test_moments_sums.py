@@ -108,6 +108,19 @@ def test_fast_sums_are_far_from_their_bound(kind: str) -> None:
         assert worst(found, oracle(chunks, 1)) < 6e-7
 
 
+@pytest.mark.parametrize("heavy", [3e3, 1e4])
+def test_a_massive_row_hides_no_ordinary_row(heavy: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Massive rows that come first; added in the order in which they came, the error is a multiple."""
+    generator = torch.Generator().manual_seed(0)
+    chunk = torch.randn(8192, LAYERS, WIDTH, generator=generator)
+    chunk[:3, :, :8] = heavy * torch.randn(3, LAYERS, 8, generator=generator).sign()
+    true = oracle([chunk], 1)
+    sorted_error = worst(summed([chunk], "fast", (1,)).moments(1), true)
+    assert sorted_error < 5e-7
+    monkeypatch.setattr(RowSums, "_weigh", lambda *_: None)
+    assert worst(summed([chunk], "fast", (1,)).moments(1), true) > 2 * sorted_error
+
+
 def test_naive_sums_fail_the_same_rows() -> None:
     """The bound can fail: the textbook formula in float64 does, on an offset channel."""
     chunks = rows_of("offset", torch.float32)
