@@ -10,6 +10,9 @@ SMOLLM2 := work/models/smollm2-135m-instruct
 CALIBRATION ?= bundled:calibration
 DEVELOPMENT ?= bundled:development
 
+# Threads that wait should sleep: spinning ones take the cores from whoever else is at work.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format format-check lint types tests test-all \
         smollm2 bench-capture bench-solve bench-prefill clean

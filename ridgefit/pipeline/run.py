@@ -91,7 +91,7 @@ def run(recipe: RunRecipe, progress: Progress | None = None) -> RunResult:
             token_store(loaded, recipe.data, documents),
             settings,
             recipe.work / CAPTURE,
-            progress=progress,
+            progress=(lambda done, total, _: progress(done, total, "tokens captured")) if progress else None,
         )
         stages.note(CAPTURE, done=captured.tokens > 0)
         manifest = _maps(recipe, loaded, stages, progress)
