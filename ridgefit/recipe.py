@@ -9,7 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 DType = Literal["bfloat16", "float16", "float32"]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
@@ -124,8 +131,17 @@ class NllSettings(Settings):
     prompt: int = Field(3584, ge=2, description="prompt tokens")
     tail: int = Field(1024, ge=1, description="last prompt rows that run every layer")
     scored: int = Field(256, ge=1, description="tokens scored after the prompt")
+    stretches: int = Field(
+        1, ge=1, description="consecutive stretches of prompt + scored tokens taken from each document"
+    )
     documents: int | None = Field(None, ge=1, description="first N documents")
     text_field: str = Field("text", description="column that holds a document's text")
+
+    @model_serializer(mode="wrap")
+    def _one_stretch_goes_unsaid(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Results from before there were stretches keep their hash, so that they can be gone on with."""
+        saved: dict[str, Any] = plain(self)
+        return {name: value for name, value in saved.items() if name != "stretches" or self.stretches > 1}
 
 
 class NeedleSettings(Settings):
