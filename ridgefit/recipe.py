@@ -73,7 +73,9 @@ class CaptureSettings(Settings):
     )
     lead: int = Field(4, ge=0, description="first positions of each window whose sums are kept apart")
     batch: int = Field(1, ge=1, description="windows per forward pass; part of the result's identity")
-    checkpoint_every: int = Field(16, ge=1, description="windows between checkpoints")
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="windows between checkpoints; default: 16, or more where saving takes long"
+    )
     workers: int = Field(1, ge=1, le=8, description="processes on this machine; does not change a byte")
     shard: str | None = Field(None, pattern=r"^\d+/\d+$", description="i/n: this machine's part of the work")
     resume: bool = Field(False, description="go on from the last checkpoint in --out")
