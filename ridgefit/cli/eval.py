@@ -37,11 +37,12 @@ def evaluate(
 
 
 def _show(console: Console, result: EvalResult, out: Path) -> None:
+    from ridgefit.cli.render import plain
     from ridgefit.evaluate import render
 
     for table in render(result):
         console.print(table)
-    console.print(f"written to {out}; `ridgefit report {out}` makes a page of it")
+    plain(console, f"written to {out}; `ridgefit report {out}` makes a page of it")
 
 
 entry = command(evaluate, arguments=("model",), recipe=True)

@@ -34,17 +34,19 @@ def _show(console: Console, result: dict[str, Any]) -> None:
     from ridgefit.cli.render import pairs, size
 
     origin = result["fingerprint"] or {}
-    rows = {"layout": str(result["layout"]), "base model": _name(origin)}
+    rows = [("layout", str(result["layout"])), ("base model", _name(origin))]
     for split, record in result["splits"].items():
         first, stop = record["layers"]
-        rows[f"split {split}"] = (
+        held = (
             f"layers {first} to {stop - 1}, maps {record['shape'][0]} x {record['shape'][1]} of "
             f"{'+'.join(record['features'])}, {record['layout']}, {size(record['bytes'])}"
         )
+        rows.append((f"split {split}", held))
         if record.get("rows"):
-            rows["  fit"] = f"{record['rows']:,} rows, penalty {record['penalty']}, alpha {_alphas(record)}"
+            fit = f"{record['rows']:,} rows, penalty {record['penalty']}, alpha {_alphas(record)}"
+            rows.append(("  fit", fit))
         if record.get("scores"):
-            rows["  held out"] = _score(record["scores"])
+            rows.append(("  held out", _score(record["scores"])))
     console.print(pairs(rows))
 
 

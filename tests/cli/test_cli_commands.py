@@ -171,7 +171,7 @@ def test_capture_merge_solve(run: Run, text: Run, wide: Path, calibration: Path,
     assert [split["split"] for split in solved["splits"]] == [2, 3]
     assert run("verify", tmp_path / "maps", "--model", wide, "--device", "cpu")["ok"] is True
     out, _ = text("inspect", tmp_path / "maps")
-    assert "held out" in out
+    assert out.count("  fit ") == out.count("  held out ") == 2, "each split has its own"
     out, _ = text("solve", tmp_path / "whole", "--out", tmp_path / "again", *given)
     assert "degrees of freedom" in out
     out, _ = text("merge", tmp_path / "part2", tmp_path / "part1", "--out", tmp_path / "merged2")
