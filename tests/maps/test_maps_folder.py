@@ -185,7 +185,7 @@ def test_narrow_maps_are_not_quantised(tmp_path: Path) -> None:
 
 def test_which_split(tmp_path: Path) -> None:
     build(tmp_path / "maps")
-    with pytest.raises(BadInput, match=r"several splits \(6, 9\): choose one with --split"):
+    with pytest.raises(BadInput, match=r"several splits \(6, 9\): name one of them as the split"):
         load_maps(tmp_path / "maps")
     with pytest.raises(BadInput, match="no split 7, only 6, 9"):
         load_maps(tmp_path / "maps", 7)
@@ -203,6 +203,12 @@ def test_what_is_not_maps(tmp_path: Path) -> None:
         load_maps(tmp_path)
     write_source(tmp_path / "a.safetensors", maps_of(range(9, 12)))
     with pytest.raises(BadInput, match=r"for example .*a.safetensors"):
+        load_maps(tmp_path)
+    write_maps(tmp_path / "run" / "maps", [SplitMaps(maps_of(range(9, 12)))])
+    with pytest.raises(BadInput, match=r"for example .*run/maps"):
+        load_maps(tmp_path / "run")
+    (tmp_path / "capture.json").write_text("{}")
+    with pytest.raises(BadInput, match="is a capture and holds no maps"):
         load_maps(tmp_path)
 
 
