@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -77,7 +78,10 @@ def test_fingerprint_refuses_and_warns(tiny_model: Callable[..., Any]) -> None:
     applied = with_identity(dtype="bfloat16").applied(model, tail=TAIL)
     with pytest.warns(UserWarning, match="fitted on"), applied:
         pass
-    assert any("dtype bfloat16" in line for line in with_identity(dtype="bfloat16").check(port_of(model)))
+    checked = with_identity(dtype="bfloat16")
+    assert any("dtype bfloat16" in line for line in checked.check(port_of(model)))
+    with warnings.catch_warnings(), checked.applied(model, tail=TAIL):
+        warnings.simplefilter("error")  # who has checked has been told
     warned = with_identity(tokenizer_sha256="0" * 64).check(port_of(model))
     assert any("tokenizer" in line for line in warned)
 
