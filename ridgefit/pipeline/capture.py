@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import torch
-
 from ridgefit import cost
 from ridgefit.capture import CaptureResult, Progress, estimate
 from ridgefit.capture import capture as stream
 from ridgefit.capture.estimate import require_room
 from ridgefit.corpus import Document, TokenStore, build_store, read_documents
 from ridgefit.errors import BadInput
-from ridgefit.models import LoadedModel, load_model
+from ridgefit.models import LoadedModel, device_of, load_model
 from ridgefit.moments import product_for
 from ridgefit.pipeline.plan import find_config
 from ridgefit.recipe import CaptureSettings, DataSettings, ModelSettings
@@ -66,7 +64,7 @@ def check_plan(model: ModelSettings, data: DataSettings, settings: CaptureSettin
     Raises:
         BadInput: a split outside the model, a window past its positions, or too little memory or disk.
     """
-    config = find_config(model.model)
+    config = find_config(model.model, weights=True)
     shape = cost.shape_from_config(config)
     for split in settings.split:
         if not 1 <= split < shape.layers:
@@ -74,15 +72,15 @@ def check_plan(model: ModelSettings, data: DataSettings, settings: CaptureSettin
                 f"split {split} is outside this model, whose layers are 0 to {shape.layers - 1}",
                 f"use splits from 1 to {shape.layers - 1}",
             )
+    if len(set(settings.split)) < len(settings.split):
+        raise BadInput(f"splits {list(settings.split)} name one twice", "name each split once")
     positions = int(config.get("max_position_embeddings") or 0)
     if positions and data.window > positions:
         raise BadInput(
             f"windows of {data.window} tokens pass the {positions} positions this model was made for",
             f"use --window {positions} or less",
         )
-    device = torch.device(
-        ("cuda" if torch.cuda.is_available() else "cpu") if model.device == "auto" else model.device
-    )
+    device = device_of(model.device)
     needs = estimate(
         shape,
         settings,
