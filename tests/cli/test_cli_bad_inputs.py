@@ -68,6 +68,9 @@ def test_a_model_that_is_not_there(bench: Bench, tmp_path: Path) -> None:
             "eval": ("--arms", "exact", "--tasks", "needle", "--out", bench.out),
         }[command]
         bench.refused(f"{tmp_path}/none", command, tmp_path / "none", *rest)
+        if command in ("capture", "generate"):
+            bench.refused("no weights", command, "qwen3-8b", *rest)
+            bench.refused("no weights", command, bench.model / "config.json", *rest)
     assert not bench.out.exists()
 
 
@@ -94,17 +97,30 @@ def test_names_that_the_hub_refuses(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
     bench.refused(words, "doctor", "org/name@main")
-    bench.refused("", "plan", "org/name@main")
-    bench.capture("", model="org/name@main")
+    bench.refused(words, "plan", "org/name@main")
+    bench.capture(words, model="org/name@main")
     assert not bench.out.exists()
 
 
 @pytest.mark.parametrize(
-    ("split", "words"), [(0, "split 0"), (6, "split 6"), (-1, "split -1"), ("x", "must be a valid integer")]
+    ("split", "words"), [(0, "split 0"), (6, "split 6"), (-1, "split -1"), ("x", "must be a whole number")]
 )
 def test_splits_outside_the_model(split: Any, words: str, bench: Bench) -> None:
     bench.capture(words, split=split)
+    assert not bench.out.exists()
+
+
+def test_a_split_named_twice(bench: Bench) -> None:
+    bench.capture("name one twice", split="3,3")
+    assert not bench.out.exists()
+
+
+def test_a_device_that_is_not_there(bench: Bench) -> None:
+    for device in ("cuda:77", *(() if torch.cuda.is_available() else ("cuda",))):
+        bench.capture("not on this machine", device=device)
+        bench.refused("not on this machine", "bench", "prefill", "--device", device)
     assert not bench.out.exists()
 
 
@@ -157,6 +173,19 @@ def test_weights_that_are_not_numbers(bench: Bench, tmp_path: Path) -> None:
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     bench.refused("not finite", "doctor", broken, "--device", "cpu")
     bench.capture("not finite", model=broken)
+    line = ("generate", broken, "--prompt", TEXT, "--device", "cpu")
+    bench.refused("not numbers", *line, "--arm", "exact")
+    bench.refused("not numbers", *line, "--arm", "identity", "--split", 3, "--tail", 8)
+
+
+def test_weights_that_are_not_numbers_do_not_blame_the_maps(bench: Bench, maps: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = copied(bench, maps.parent / "nan")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    bench.refused("not finite", "verify", maps, "--model", broken, "--device", "cpu")
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200, -40])
@@ -208,7 +237,8 @@ def test_too_few_rows_for_no_penalty(bench: Bench, tmp_path: Path) -> None:
 def test_a_full_disk(bench: Bench, maps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    bench.capture("free disk space")
+    said = bench.capture("free disk space")
+    assert "0.00 GiB" not in said, "in units in which there is something to see"
     assert nothing_but_a_lock(bench.out)
 
 
