@@ -15,6 +15,7 @@ from typing import Any
 from ridgefit.errors import BadInput
 
 _BLOCK = 1 << 20
+_SPARE = 64 << 20  # left free on a disk beside what is about to be written
 
 
 def canonical_json(value: object) -> bytes:
@@ -147,12 +148,16 @@ def require_space(path: Path, needed: int, what: str) -> None:
     existing = path.absolute()
     while not existing.exists():
         existing = existing.parent
-    free = shutil.disk_usage(existing).free
-    if free < needed + (64 << 20):
+    free, wanted = shutil.disk_usage(existing).free, needed + _SPARE
+    if free < wanted:
         raise BadInput(
-            f"{what} needs {needed / 2**30:.2f} GiB on the disk of {path}, {free / 2**30:.2f} GiB are free",
+            f"{_size(wanted)} are needed on the disk of {path} for {what}, {_size(free)} are free",
             "free disk space or choose another --out",
         )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 @contextlib.contextmanager

@@ -19,7 +19,9 @@ from pydantic import (
 )
 
 DType = Literal["bfloat16", "float16", "float32"]
-Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+Device = Annotated[
+    str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", examples=["auto", "cpu", "mps", "cuda", "cuda:1"])
+]
 ArmKind = Literal["exact", "none", "identity", "ridge", "pop"]
 
 
@@ -77,7 +79,9 @@ class CaptureSettings(Settings):
         None, ge=1, description="windows between checkpoints; default: 16, or more where saving takes long"
     )
     workers: int = Field(1, ge=1, le=8, description="processes on this machine; does not change a byte")
-    shard: str | None = Field(None, pattern=r"^\d+/\d+$", description="i/n: this machine's part of the work")
+    shard: str | None = Field(
+        None, pattern=r"^\d+/\d+$", examples=["2/4"], description="i/n: this machine's part of the work"
+    )
     resume: bool = Field(False, description="go on from the last checkpoint in --out")
 
 
@@ -187,7 +191,11 @@ class EvalSettings(Settings):
 class RunRecipe(Settings):
     """`ridgefit run`: capture, solve, quantize, verify, eval and report in one work folder."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the run, in its report")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        examples=["qwen3-8b"],
+        description="name of the run, in its report",
+    )
     work: Path = Field(description="folder that holds every stage's result")
     model: ModelSettings
     data: DataSettings
@@ -285,5 +293,5 @@ class GenerateSettings(Settings):
     @model_validator(mode="after")
     def _one_prompt(self) -> GenerateSettings:
         if (self.prompt is None) == (self.prompt_file is None):
-            raise ValueError("give either prompt or prompt_file")
+            raise ValueError("give either --prompt or --prompt-file")
         return self
