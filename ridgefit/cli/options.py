@@ -23,7 +23,7 @@ from ridgefit.cli.output import Output
 from ridgefit.errors import BadInput
 from ridgefit.pipeline.fields import branches, choices, item_type, kinds
 from ridgefit.pipeline.validation import Location, dotted, validated
-from ridgefit.recipe import RunRecipe, Settings
+from ridgefit.recipe import Settings
 
 Out = Annotated[Path, typer.Option("--out", help="where the result goes", show_default=False)]
 _COMMON = {
@@ -200,14 +200,12 @@ def _items(words: Sequence[str], members: Mapping[str, type[BaseModel]]) -> list
     return [{first: kind, **given} for kind, given in items]
 
 
-def _recipe_sections(path: Path | None) -> dict[type, dict[str, Any]]:
+def _recipe_sections(path: Path | None) -> dict[type[Settings], dict[str, Any]]:
     if path is None:
         return {}
-    from ridgefit.pipeline.recipe_file import load_recipe
+    from ridgefit.pipeline.recipe_file import load_sections
 
-    loaded = load_recipe(path)
-    parts = [getattr(loaded, name) for name in RunRecipe.model_fields]
-    return {type(part): part.model_dump(exclude_unset=True) for part in parts if isinstance(part, Settings)}
+    return load_sections(path)
 
 
 def _common(name: str, kind: Any, flag: str, text: str) -> inspect.Parameter:

@@ -252,7 +252,7 @@ def test_two_settings_may_not_share_a_name() -> None:
         ("doctor m extra", "unexpected extra argument"),
         ("doctr m", "Did you mean 'doctor'"),
         ("doctor m --nedle-prompt 3", "no such option: --nedle-prompt"),
-        ("generate m", "give either prompt or prompt_file"),
+        ("generate m", "give either --prompt or --prompt-file"),
     ],
 )
 def test_a_bad_command_line_is_one_sentence(
