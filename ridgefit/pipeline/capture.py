@@ -8,6 +8,7 @@ from pathlib import Path
 from ridgefit import cost
 from ridgefit.capture import CaptureResult, Progress, estimate
 from ridgefit.capture import capture as stream
+from ridgefit.capture.checks import record_to_resume
 from ridgefit.capture.estimate import require_room
 from ridgefit.corpus import Document, TokenStore, build_store, read_documents
 from ridgefit.errors import BadInput
@@ -26,8 +27,8 @@ def capture(
 ) -> CaptureResult:
     """Capture the moments of one or several splits.
 
-    Splits, memory and disk are checked from the model's config, the text is opened, and only then is the
-    model loaded.
+    Splits, memory and disk are checked from the model's config, the text and the folder are looked at, and
+    only then is the model loaded.
 
     Raises:
         BadInput: a split outside the model, too little memory or disk, text that cannot be read, or anything
@@ -35,6 +36,7 @@ def capture(
         Interrupted: stopped by a signal; everything done is saved.
     """
     check_plan(model, data, settings, out)
+    record_to_resume(out, settings)
     documents = open_text(data)
     loaded = load_model(**model.load_options())
     return stream(loaded, token_store(loaded, data, documents), settings, out, progress=progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from ridgefit.cli.app import main
+from ridgefit.errors import BadInput
+from ridgefit.files import require_unused
 
 TEXT = "the cat sat on the mat and the dog sat on the log; 12 34 "
 Folder = Callable[..., Path]
@@ -122,6 +125,52 @@ def test_a_device_that_is_not_there(bench: Bench) -> None:
         bench.capture("not on this machine", device=device)
         bench.refused("not on this machine", "bench", "prefill", "--device", device)
     assert not bench.out.exists()
+
+
+def test_a_folder_that_holds_something_is_refused_before_a_model_is_loaded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ridgefit.pipeline import capture
+
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(capture, "load_model", load)
+    bench.out.mkdir()
+    (bench.out / "thesis.tex").touch()
+    bench.capture("holds no capture")
+
+
+def test_folders_that_may_not_be_written(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write anywhere, so that the system's refusal is put in its mouth."""
+
+    def refuse(*path: Any, **_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", *map(str, path[:1]))
+
+    given = ("--arms", "exact", "--tasks", f"nll,data={bench.data},prompt=32,tail=8,scored=4")
+    line = ("eval", bench.model, *given, "--device", "cpu", "--out", bench.out)
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.mkdir", refuse)
+        for said in (bench.capture("cannot write"), bench.refused("cannot write", *line)):
+            assert "a folder that you may write to" in said
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.mkdtemp", refuse)
+        assert f"cannot write {bench.out} " in bench.refused(
+            "", "quantize", wide_maps(tmp_path), "--out", bench.out
+        )
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(BadInput, match="cannot write"):
+        require_unused(bench.out)
+
+
+def wide_maps(folder: Path) -> Path:
+    from ridgefit.maps import LayerMap, MapSet, write_source
+
+    layers = {layer: LayerMap(torch.eye(128), torch.zeros(128)) for layer in (3, 4, 5)}
+    write_source(folder / "wide.safetensors", MapSet.of(layers))
+    return folder / "wide.safetensors"
 
 
 def test_tails_that_cannot_be(bench: Bench) -> None:
