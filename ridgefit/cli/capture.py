@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from ridgefit.cli.options import Out, command
@@ -40,7 +41,7 @@ def _show(console: Console, result: CaptureResult) -> None:
     for split, moments in record.moments.items():
         plain(console, f"split {split}: sha256 {moments.sha256}")
     if record.state == "complete":
-        plain(console, f"next: ridgefit solve {result.folder} --out MAPS")
+        plain(console, f"next: ridgefit solve {shlex.quote(str(result.folder))} --out MAPS")
     else:
         plain(console, "next: ridgefit merge of all shards")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +48,7 @@ def _show(console: Console, result: EvalResult, out: Path) -> None:
 
     for table in render(result):
         console.print(table)
-    plain(console, f"written to {out}; `ridgefit report {out}` makes a page of it")
+    plain(console, f"written to {out}; `ridgefit report {shlex.quote(str(out))}` makes a page of it")
 
 
 entry = command(evaluate, arguments=("model",), recipe=True)
