@@ -6,6 +6,7 @@ One model per concern. The command line is generated from these classes (field n
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -102,8 +103,8 @@ class SolveSettings(Settings):
 
     @model_validator(mode="after")
     def _grid(self) -> SolveSettings:
-        if any(a < 0 for a in self.alphas) or len(set(self.alphas)) != len(self.alphas):
-            raise ValueError("alphas must be distinct and not negative")
+        if not all(0 <= a < inf for a in self.alphas) or len(set(self.alphas)) != len(self.alphas):
+            raise ValueError("alphas must be distinct, finite and not negative")
         return self
 
 

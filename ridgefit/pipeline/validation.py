@@ -19,6 +19,7 @@ _PLAIN = {
     "int_from_float": "must be a whole number",
     "float_parsing": "must be a number",
     "bool_parsing": "must be true or false",
+    "too_short": "must hold at least one",
 }
 
 
