@@ -1,3 +1,41 @@
 """Map repositories: built, judged, published, fetched and looked at."""
 
 from __future__ import annotations
+
+from ridgefit.hub.build import Base, base_of, build_repository, data_sets, opened, without_places
+from ridgefit.hub.calls import Hub, asked
+from ridgefit.hub.card import About
+from ridgefit.hub.check import check_repository
+from ridgefit.hub.layout import RepoConfig, read_config
+from ridgefit.hub.licence import Licence, licence_of
+from ridgefit.hub.look import look
+from ridgefit.hub.pull import PullReport, local_maps, pull
+from ridgefit.hub.push import FileChange, PushReport, Target, push
+from ridgefit.hub.reference import RepoRef, names_repository
+
+__all__ = [
+    "About",
+    "Base",
+    "FileChange",
+    "Hub",
+    "Licence",
+    "PullReport",
+    "PushReport",
+    "RepoConfig",
+    "RepoRef",
+    "Target",
+    "asked",
+    "base_of",
+    "build_repository",
+    "check_repository",
+    "data_sets",
+    "licence_of",
+    "local_maps",
+    "look",
+    "names_repository",
+    "opened",
+    "pull",
+    "push",
+    "read_config",
+    "without_places",
+]

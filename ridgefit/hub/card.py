@@ -159,7 +159,7 @@ def _split_row(config: RepoConfig, split: int, fit: Mapping[str, Any]) -> tuple[
 
 
 def _limits(config: RepoConfig, about: About) -> Iterator[str]:
-    yield "Rows before the tail are approximate in the late layers; what they hold may be lost to later tokens."
+    yield "Rows before the tail are approximate in the late layers, and what they hold may be lost later on."
     yield "Prompts not longer than the tail run exactly as without maps; decoding is never approximated."
     yield f"Fitted on {config.base_model} alone: a fine-tune has other late layers and needs its own maps."
     if not about.results:

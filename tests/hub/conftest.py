@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hub_server import TOKEN, Server
 
+from ridgefit.hub import Hub
 from ridgefit.hub.build import Base, build_repository
 from ridgefit.hub.card import About
 from ridgefit.hub.licence import Licence
@@ -105,3 +107,24 @@ def build(tiny_maps: Path) -> Callable[..., Path]:
         return out
 
     return go
+
+
+@pytest.fixture(scope="session")
+def hub_process() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def server(hub_process: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """An empty local Hub; the client's transport is plain HTTP, since nothing here speaks Xet."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    hub_process.reset()
+    return hub_process
+
+
+@pytest.fixture
+def hub(server: Server, tmp_path: Path) -> Hub:
+    return Hub(server.endpoint, TOKEN, tmp_path / "hub-cache")
