@@ -22,12 +22,16 @@ def evaluate(
     settings: EvalSettings,
     out: Out,
     output: Output,
-    maps: Annotated[Path | None, typer.Option("--maps", help="maps for the ridge arms")] = None,
+    maps: Annotated[
+        Path | None, typer.Option("--maps", help="maps for the ridge arms: folder, file or Hub name")
+    ] = None,
 ) -> None:
     """Judge arms against exact, paired, with intervals; the same command goes on where it stopped."""
     from ridgefit.evaluate import evaluate
+    from ridgefit.hub import local_maps
     from ridgefit.models import load_model
 
+    maps = local_maps(maps) if maps else None
     loaded = load_model(**model.load_options())
     with output.progress() as progress:
         result = evaluate(loaded, settings, maps, out, progress=progress)

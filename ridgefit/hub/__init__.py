@@ -6,12 +6,12 @@ from ridgefit.hub.build import Base, base_of, build_repository, data_sets, opene
 from ridgefit.hub.calls import Hub, asked
 from ridgefit.hub.card import About
 from ridgefit.hub.check import check_repository
-from ridgefit.hub.layout import RepoConfig, read_config
+from ridgefit.hub.download import PullReport, local_maps, pull
+from ridgefit.hub.layout import RepoConfig, is_repository, read_config
 from ridgefit.hub.licence import Licence, licence_of
-from ridgefit.hub.look import look
-from ridgefit.hub.pull import PullReport, local_maps, pull
-from ridgefit.hub.push import FileChange, PushReport, Target, push
 from ridgefit.hub.reference import RepoRef, names_repository
+from ridgefit.hub.summary import look
+from ridgefit.hub.upload import FileChange, PushReport, Target, push
 
 __all__ = [
     "About",
@@ -29,6 +29,7 @@ __all__ = [
     "build_repository",
     "check_repository",
     "data_sets",
+    "is_repository",
     "licence_of",
     "local_maps",
     "look",

@@ -26,6 +26,7 @@ from ridgefit.hub.layout import (
     sums_text,
 )
 from ridgefit.hub.reference import is_commit
+from ridgefit.hub.strict import read_strict
 from ridgefit.maps import (
     Credit,
     Fingerprint,
@@ -170,9 +171,10 @@ def build_repository(
                 tail=item.defaults.tail,
                 sink_rows=item.defaults.sink_rows,
             )
-        config = _config(manifest, base, configs)
+        origin = _provenance(manifest, maps)
+        config = _config(manifest, base, configs, origin.get("versions"))
         write_json(folder / CONFIG, config.model_dump(mode="json"))
-        write_json(folder / PROVENANCE, _provenance(manifest))
+        write_json(folder / PROVENANCE, origin)
         pinned: dict[str, Any] = {"file": PROVENANCE, "sha256": sha256_file(folder / PROVENANCE)}
         write_manifest(folder, manifest.model_copy(update={"splits": records, "provenance": pinned}))
         if evaluation is not None:
@@ -190,9 +192,9 @@ def build_repository(
     return config
 
 
-def data_sets(manifest: MapsManifest) -> tuple[str, ...]:
+def data_sets(manifest: MapsManifest, maps: Path) -> tuple[str, ...]:
     """Hub data sets that the provenance names, in order of name."""
-    found = (_DATASET.fullmatch(text) for text in _strings(manifest.provenance))
+    found = (_DATASET.fullmatch(text) for text in _strings(_provenance(manifest, maps)))
     return tuple(sorted({match[1] for match in found if match}))
 
 
@@ -219,11 +221,12 @@ def _write_split(maps: MapSet, target: Path, about: About) -> None:
         shutil.copyfile(maps.path / name, target / name)
 
 
-def _config(manifest: MapsManifest, base: Base, splits: dict[int, SplitConfig]) -> RepoConfig:
+def _config(
+    manifest: MapsManifest, base: Base, splits: dict[int, SplitConfig], versions: object
+) -> RepoConfig:
     origin = manifest.fingerprint
     if origin is None or origin.tokenizer_sha256 is None:
         raise BadInput("maps without a fingerprint cannot be published", "solve them with ridgefit")
-    versions = manifest.provenance.get("versions")
     return RepoConfig(
         base_model=base.name,
         base_model_revision=base.revision,
@@ -239,8 +242,11 @@ def _config(manifest: MapsManifest, base: Base, splits: dict[int, SplitConfig]) 
     )
 
 
-def _provenance(manifest: MapsManifest) -> dict[str, Any]:
-    """What the fit recorded, with each split's penalty grid and held-out scores."""
+def _provenance(manifest: MapsManifest, maps: Path) -> dict[str, Any]:
+    """What the fit recorded, with each split's grid and held-out scores; a repository has it ready."""
+    kept = maps / PROVENANCE
+    if kept.is_file() and manifest.provenance.get("sha256") == sha256_file(kept):
+        return read_strict(kept)
     splits = {
         str(split): record.model_dump(mode="json", include={"alphas", "penalty", "rows", "scores", "sha256"})
         for split, record in manifest.splits.items()

@@ -111,6 +111,11 @@ class RepoConfig(BaseModel):
     versions: dict[str, JsonValue]
 
 
+def is_repository(folder: Path) -> bool:
+    """Whether a folder was built as a repository; says nothing about its state."""
+    return (folder / SUMS).is_file() and (folder / CONFIG).is_file()
+
+
 def read_config(path: Path) -> RepoConfig:
     """Parse `config.json`.
 

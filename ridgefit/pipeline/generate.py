@@ -14,6 +14,7 @@ from ridgefit.corpus import Document
 from ridgefit.corpus.encoding import Encoder
 from ridgefit.errors import BadInput
 from ridgefit.evaluate.arms import Arm, resolve_arm
+from ridgefit.hub import local_maps
 from ridgefit.models import LoadedModel, load_model
 from ridgefit.recipe import ArmSettings, GenerateSettings, ModelSettings
 from ridgefit.runtime import FillReport
@@ -56,6 +57,8 @@ def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
     Raises:
         BadInput: no prompt, a prompt longer than the model reads, or an arm that does not fit.
     """
+    if settings.maps is not None:
+        settings = settings.model_copy(update={"maps": local_maps(settings.maps, settings.split)})
     loaded = load_model(**model.load_options())
     return generate_with(loaded, settings)
 

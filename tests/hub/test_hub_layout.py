@@ -186,7 +186,7 @@ def test_the_card(repository: Path) -> None:
 
 
 def test_the_data_sets_are_read_from_the_provenance(tiny_maps: Path) -> None:
-    assert data_sets(read_maps_manifest(tiny_maps)) == ("org/words",)
+    assert data_sets(read_maps_manifest(tiny_maps), tiny_maps) == ("org/words",)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 from ridgefit.errors import BadInput
 from ridgefit.hub.calls import Hub
 from ridgefit.hub.check import require_hash
+from ridgefit.hub.download import download, require_small
 from ridgefit.hub.layout import CONFIG, EVALUATION, SUMS, SplitConfig, read_config, read_sums
-from ridgefit.hub.pull import download, require_small
 from ridgefit.hub.reference import RepoRef
 from ridgefit.hub.remote import RemoteFile, commit_of, files_of, judged_files, remote_header
 from ridgefit.maps import read_maps_manifest
