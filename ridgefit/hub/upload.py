@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict
 
 from ridgefit.errors import BadInput, CheckFailed
-from ridgefit.hub.calls import TRIES, Hub, asked, is_passing, named, status_of, translated
+from ridgefit.hub.calls import TRIES, Hub, asked, is_passing, named, translated
 from ridgefit.hub.check import check_repository, repository_files
 from ridgefit.hub.layout import CARD, NOTICE, SUMS
 from ridgefit.hub.reference import RepoRef
@@ -20,7 +20,7 @@ from ridgefit.hub.remote import RemoteFile, files_of
 from ridgefit.maps.folder import MANIFEST
 
 if TYPE_CHECKING:
-    from huggingface_hub import GitRefInfo
+    from huggingface_hub import GitRefInfo, ModelInfo
 
 Say = Callable[[str], None]
 _MAIN = "main"
@@ -161,13 +161,7 @@ def _probe(hub: Hub, target: Target) -> None:
         BadInput: it may not, or a private repository was asked for and a public one is there.
     """
     who = asked("the account of the token", hub.api.whoami)
-    try:
-        info = hub.api.model_info(target.name)
-    except Exception as error:
-        if "RepositoryNotFoundError" not in named(error) or status_of(error) not in (401, 404):
-            info = asked(f"Hub repository {target.name}", lambda: hub.api.model_info(target.name))
-        else:
-            info = None
+    info = asked(f"Hub repository {target.name}", lambda: _info(hub, target.name))
     if info is None:
         if target.pull_request:
             raise BadInput(f"{target.name} does not exist yet", "push without --pr first")
@@ -175,11 +169,21 @@ def _probe(hub: Hub, target: Target) -> None:
             f"making {target.name} as {who.get('name')}",
             lambda: hub.api.create_repo(target.name, private=target.private, exist_ok=True),
         )
-        return
+        info = asked(f"Hub repository {target.name}", lambda: hub.api.model_info(target.name))
     if target.private and not info.private:
         raise BadInput(f"{target.name} is public already", "leave --private out, or make it private first")
     if not target.pull_request:
         asked(f"writing to {target.name}", lambda: hub.api.auth_check(target.name, write=True))
+
+
+def _info(hub: Hub, name: str) -> ModelInfo | None:
+    """What the Hub says of a repository; None where it knows none."""
+    try:
+        return hub.api.model_info(name)
+    except Exception as error:
+        if "RepositoryNotFoundError" in named(error):
+            return None
+        raise
 
 
 def _branch_head(hub: Hub, target: Target) -> str:
