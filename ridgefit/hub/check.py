@@ -10,7 +10,11 @@ from ridgefit.files import sha256_file
 from ridgefit.hub.layout import (
     CARD,
     CONFIG,
+    EVALUATION,
     FOREIGN,
+    NOTICE,
+    PLOTS,
+    PROVENANCE,
     SUMS,
     RepoConfig,
     judged_path,
@@ -26,6 +30,7 @@ from ridgefit.maps.format1 import read_manifest as read_folder
 
 _MEND = "fetch or build the repository again"
 _FILES_LIMIT = 20_000
+_ROOT = {CONFIG, MANIFEST, PROVENANCE, EVALUATION, NOTICE, SUMS, "LICENSE"}
 _DTYPES = {"bfloat16": "format1-bf16", "int8": "format1-int8"}
 
 
@@ -145,6 +150,11 @@ def _check_maps(
             raise BadInput(
                 f"{folder / CONFIG} states {field} {str(stated)[:80]} and {MANIFEST} {str(found)[:80]}", _MEND
             )
+    folders = {PLOTS, *(record.folder for record in config.splits.values())}
+    for path in sorted({*present, *sums}):
+        above, _, name = path.rpartition("/")
+        if above not in folders and (above or not (name in _ROOT or name.endswith(".md"))):
+            raise BadInput(f"{folder / path} belongs to none of the splits", "remove it, or build it again")
     if set(config.splits) != set(manifest.splits):
         raise BadInput(f"{folder / CONFIG} and {MANIFEST} name different splits", _MEND)
     for split in splits:

@@ -11,6 +11,7 @@ README.md         the card
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -129,7 +130,7 @@ def read_config(path: Path) -> RepoConfig:
             "give a repository that `ridgefit push` wrote, or upgrade ridgefit",
         )
     try:
-        config = RepoConfig.model_validate(table)
+        config = RepoConfig.model_validate_json(json.dumps(table), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -16,7 +16,7 @@ from ridgefit.hub.calls import TRIES, Hub, asked, is_passing, named, translated
 from ridgefit.hub.check import check_repository, repository_files
 from ridgefit.hub.layout import CARD, NOTICE, SUMS
 from ridgefit.hub.reference import RepoRef
-from ridgefit.hub.remote import RemoteFile, files_of
+from ridgefit.hub.remote import RemoteFile, files_of, judged_files
 from ridgefit.maps.folder import MANIFEST
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def push(
     _probe(hub, target)
     head = _branch_head(hub, target)
     before = files_of(hub, target.name, head)
+    judged_files(before, target.name)
     _require_place(before, target.name)
     if target.keep_card and CARD in before:
         local.pop(CARD, None)

@@ -178,17 +178,17 @@ def test_somebody_else_pushes_meanwhile(server: Server, hub: Hub, repository: Pa
     def race(number: int, method: str, path: str) -> None:
         if "/preupload/" in path:
             server.after = None
-            repo.branches["main"] = repo.add({**repo.main(), "notes.txt": (b"theirs", False)})
+            repo.branches["main"] = repo.add({**repo.main(), "notes.md": (b"theirs", False)})
 
     server.after = race
     with pytest.raises(
         RidgefitError, match=r"the repository changed meanwhile .* run the same command again"
     ):
         push(updated, Target(REPO), hub)
-    assert repo.main()["notes.txt"][0] == b"theirs"
+    assert repo.main()["notes.md"][0] == b"theirs"
     push(updated, Target(REPO), hub)
-    assert repo.main()["notes.txt"][0] == b"theirs"
-    assert {p: s for p, s in on_main(server).items() if p != "notes.txt"} == hashes(updated)
+    assert repo.main()["notes.md"][0] == b"theirs"
+    assert {p: s for p, s in on_main(server).items() if p != "notes.md"} == hashes(updated)
 
 
 @pytest.mark.parametrize("fault", ["drop", 401, 403, 404, 429, 500])

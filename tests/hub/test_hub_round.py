@@ -62,13 +62,13 @@ def test_an_update_sends_what_changed_and_removes_what_is_gone(
 ) -> None:
     push(repository, Target(REPO), hub)
     repo = server.repos[REPO]
-    tree = {**repo.main(), "s9/proj.L9.safetensors": (b"old", True), "notes.txt": (b"mine", False)}
+    tree = {**repo.main(), "s9/proj.L9.safetensors": (b"old", True), "notes.md": (b"mine", False)}
     repo.branches["main"] = repo.add(tree)
     folder = build(tmp_path / "r", datasets=("org/others",))
     report = push(folder, Target(REPO), hub)
     changed = {change.path: change.change for change in report.files if change.change != "same"}
     assert changed == {"README.md": "changed", "s9/proj.L9.safetensors": "removed"}
-    assert "notes.txt" in repo.main()
+    assert "notes.md" in repo.main()
     assert "s9/proj.L9.safetensors" not in repo.main()
 
 
