@@ -14,7 +14,7 @@ from ridgefit.hub.calls import Hub, asked
 from ridgefit.hub.check import check_repository, require_hash
 from ridgefit.hub.layout import CARD, CONFIG, SUMS, RepoConfig, read_config, read_sums
 from ridgefit.hub.reference import RepoRef, is_commit, names_repository
-from ridgefit.hub.remote import RemoteFile, commit_of, files_of, judged_files
+from ridgefit.hub.remote import RemoteFile, commit_of, files_of, judged_files, require_small
 from ridgefit.hub.strict import SIZE_LIMIT
 
 Progress = Callable[[int, int | None, str], None]
@@ -122,10 +122,6 @@ def _fetched(
         return found
     sha = commit_of(hub, ref)
     remote = judged_files(files_of(hub, ref.name, sha), str(ref))
-    for name in (CONFIG, SUMS):
-        if name not in remote:
-            raise BadInput(f"{ref} is no map repository of ridgefit: it has no {name}", "check the name")
-        require_small(remote[name], ref)
     # By the revision's own name, so that the cache knows the name when the Hub is away.
     folder = download(hub, ref.name, ref.revision or "main", CONFIG).parent
     if folder.name != sha:
@@ -230,16 +226,6 @@ def _judge(
                 f"split {split} of {ref} takes {claimed} bytes, its maps need {record.nbytes}",
                 "do not use this repository",
             )
-
-
-def require_small(file: RemoteFile, ref: RepoRef) -> None:
-    """Refuse a text file too large to be one, before it is fetched.
-
-    Raises:
-        BadInput: naming the file and its size.
-    """
-    if file.size > SIZE_LIMIT:
-        raise BadInput(f"{file.path} of {ref} has {file.size} bytes, too many", "do not use this repository")
 
 
 def download(hub: Hub, name: str, revision: str, path: str) -> Path:

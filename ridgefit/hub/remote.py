@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from ridgefit.errors import BadInput
 from ridgefit.hub.calls import Hub, asked
-from ridgefit.hub.layout import judged_path, require_distinct
+from ridgefit.hub.layout import CONFIG, SUMS, judged_path, require_distinct
 from ridgefit.hub.reference import RepoRef, is_commit
+from ridgefit.hub.strict import SIZE_LIMIT
 from ridgefit.maps.tensorfile import TensorEntry, header_length, parse_header
 
 _FILES_LIMIT = 50_000
@@ -70,16 +71,33 @@ def files_of(hub: Hub, name: str, commit: str) -> dict[str, RemoteFile]:
 
 
 def judged_files(files: Mapping[str, RemoteFile], name: str) -> dict[str, RemoteFile]:
-    """The files that belong to a map repository's layout.
+    """The files of a map repository, judged by name and, where they are read whole, by size.
 
     Raises:
-        BadInput: one of them has a name that no map repository holds.
+        BadInput: it is no map repository, or one of its files has a name that none holds.
     """
+    for needed in (CONFIG, SUMS):
+        if needed not in files:
+            raise BadInput(
+                f"{name} is no map repository of ridgefit: it has no {needed}",
+                "check the name; maps published otherwise: `hf download` them and give the folder",
+            )
+        require_small(files[needed], name)
     kept = {p: f for p, f in files.items() if not p.startswith(".git")}
     for path in kept:
         judged_path(path, name)
     require_distinct(kept, name)
     return kept
+
+
+def require_small(file: RemoteFile, where: object) -> None:
+    """Refuse a text file too large to be one, before it is fetched.
+
+    Raises:
+        BadInput: naming the file and its size.
+    """
+    if file.size > SIZE_LIMIT:
+        raise BadInput(f"{file.path} of {where} has {file.size} bytes, too many", "do not use it")
 
 
 def remote_header(

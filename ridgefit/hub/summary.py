@@ -9,10 +9,10 @@ from typing import Any
 from ridgefit.errors import BadInput
 from ridgefit.hub.calls import Hub
 from ridgefit.hub.check import require_hash
-from ridgefit.hub.download import download, require_small
+from ridgefit.hub.download import download
 from ridgefit.hub.layout import CONFIG, EVALUATION, SUMS, SplitConfig, read_config, read_sums
 from ridgefit.hub.reference import RepoRef
-from ridgefit.hub.remote import RemoteFile, commit_of, files_of, judged_files, remote_header
+from ridgefit.hub.remote import RemoteFile, commit_of, files_of, judged_files, remote_header, require_small
 from ridgefit.maps import read_maps_manifest
 from ridgefit.maps.folder import MANIFEST
 from ridgefit.maps.format1 import MANIFEST as FOLDER_MANIFEST
@@ -73,9 +73,6 @@ def look(ref: RepoRef | str, hub: Hub | None = None) -> dict[str, Any]:
 
 def _small_files(hub: Hub, ref: RepoRef, sha: str, remote: dict[str, RemoteFile]) -> Path:
     """Snapshot folder with hashes, config and manifests, each compared with its hash."""
-    if SUMS not in remote or CONFIG not in remote:
-        raise BadInput(f"{ref} is no map repository of ridgefit: it has no {SUMS}", "check the name")
-    require_small(remote[SUMS], ref)
     folder = download(hub, ref.name, sha, SUMS).parent
     sums = read_sums(folder / SUMS)
     for path in sums:

@@ -126,7 +126,6 @@ def push(
     _probe(hub, target)
     head = _branch_head(hub, target)
     before = files_of(hub, target.name, head)
-    judged_files(before, target.name)
     _require_place(before, target.name)
     if target.keep_card and CARD in before:
         local.pop(CARD, None)
@@ -244,6 +243,7 @@ def _require_place(remote: Mapping[str, RemoteFile], name: str) -> None:
         BadInput: naming one of its files.
     """
     if SUMS in remote and MANIFEST in remote:
+        judged_files(remote, name)
         return
     other = sorted(path for path in remote if not path.startswith(".git") and path not in _WELCOME)
     if other:

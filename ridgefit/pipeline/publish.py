@@ -10,7 +10,6 @@ from typing import Any
 
 from ridgefit import hub
 from ridgefit.errors import BadInput
-from ridgefit.evaluate.page import sentences
 from ridgefit.evaluate.penalties import penalty_grids
 from ridgefit.evaluate.plots import write_plots
 from ridgefit.evaluate.result import EvalResult, load_result
@@ -123,7 +122,8 @@ def results(result: EvalResult, manifest: MapsManifest, maps: Path) -> Iterator[
     yield (
         f"Measured on {identity['device']} in {identity['dtype']}, attention {identity['attention']}, "
         + ", ".join(f"{name} {versions[name]}" for name in ("ridgefit", "torch", "transformers"))
-        + ". Every arm is paired with an exact run of the same sample; brackets hold 95 % intervals."
+        + ". Arms: the mean, then its difference to an exact run of the same samples with a 95 % interval. "
+        "An interval that includes zero does not show equality. Differences of shares are in points."
     )
     if not set((result.identity["maps"] or {}).values()) <= set((maps_identity(maps) or {}).values()):
         yield f"The maps measured are those that these {_layouts(manifest)} maps were quantized from."
@@ -135,7 +135,6 @@ def results(result: EvalResult, manifest: MapsManifest, maps: Path) -> Iterator[
         contrasts = contrast_grid(task)
         if contrasts.rows:
             yield markdown(contrasts)
-        yield "\n".join(f"- {sentence}" for sentence in sentences(task))
     kinds = {task.settings["task"] for task in result.tasks}
     if not {"needle", "nll"} <= kinds:
         missing = " and ".join(sorted({"needle", "nll"} - kinds))

@@ -349,6 +349,19 @@ def test_a_repository_on_the_hub_with_a_bad_name(server: Any, hub: Hub, reposito
     assert server.sent == {}, "refused before any file was read"
 
 
+def test_a_repository_of_something_else(server: Any, hub: Hub) -> None:
+    from hub_server import Repo
+
+    from ridgefit.hub import look
+
+    repo = Repo()
+    repo.branches["main"] = repo.add({"config.json": (b"{}", False), "model.gguf": (b"x", True)})
+    server.repos["me/other"] = repo
+    for ask in (pull, look):
+        with pytest.raises(BadInput, match="me/other is no map repository of ridgefit: it has no SHA256SUMS"):
+            ask("me/other", hub=hub)
+
+
 def test_a_forged_repository_on_the_hub(server: Any, hub: Hub, repository: Path, tmp_path: Path) -> None:
     """Every hash right, a NaN among the weights: pull judges values, load when the layer is read."""
     from ridgefit.hub import Target, push

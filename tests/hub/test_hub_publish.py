@@ -177,6 +177,7 @@ def test_a_licence_that_nobody_knows(server: Server, hub: Hub, fitted: Path) -> 
         publish(settings(fitted, license="mit"), hub)
 
 
+@pytest.mark.filterwarnings("ignore:maps were fitted on name")
 def test_by_name_into_a_model(
     server: Server,
     hub: Hub,
@@ -196,6 +197,23 @@ def test_by_name_into_a_model(
             outputs.append(model(ids).logits[:, -16:])
         assert report.rows_filled == 48
     assert torch.equal(*outputs)
+
+
+def test_commands_take_names(
+    server: Server,
+    hub: Hub,
+    fitted: Path,
+    tiny_folder: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    publish(settings(fitted), hub)
+    monkeypatch.setattr("ridgefit.hub.download.Hub", lambda: hub)
+    assert main(["verify", "me/maps", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"]
+    prompt = ["--prompt", TEXT, "--tail", "16", "--split", "4", "--new-tokens", "2", "--json"]
+    assert main(["generate", str(tiny_folder("llama")), "--maps", "me/maps", *prompt]) == 0
+    assert json.loads(capsys.readouterr().out)["rows_filled"] > 0
 
 
 def test_maps_of_another_model_are_refused_by_field_and_both_values(
