@@ -14,12 +14,13 @@ from ridgefit.hub.calls import Hub, asked
 from ridgefit.hub.check import check_repository, require_hash
 from ridgefit.hub.layout import CARD, CONFIG, SUMS, RepoConfig, read_config, read_sums
 from ridgefit.hub.reference import RepoRef, is_commit, names_repository
-from ridgefit.hub.remote import RemoteFile, commit_of, files_of, judged_files, require_small
+from ridgefit.hub.remote import RemoteFile, commit_of, files_of, judged_files, require_small, same_bytes
 from ridgefit.hub.strict import SIZE_LIMIT
 
 Progress = Callable[[int, int | None, str], None]
 # Headers, manifests and extras beside the weights of one split.
 _SLACK = 64 << 20
+_TENSORS = ".safetensors"
 
 
 class PullReport(BaseModel):
@@ -71,7 +72,7 @@ def pull(
     hub = hub or Hub()
     if out is not None:
         require_unused(out)
-    folder, sha, paths = _fetched(hub, ref, splits, progress)
+    folder, sha, paths = _fetched(hub, ref, splits, progress, thorough=True)
     config = check_repository(folder, splits=splits or None, links=True)
     size = sum((folder / path).stat().st_size for path in paths)
     if out is not None:
@@ -108,31 +109,48 @@ def local_maps(maps: str | Path, split: int | None = None, hub: Hub | None = Non
     if not names_repository(str(maps)):
         return Path(maps)
     chosen = () if split is None else (split,)
-    folder, _, _ = _fetched(hub or Hub(), RepoRef.parse(str(maps)), chosen, None)
+    folder, _, _ = _fetched(hub or Hub(), RepoRef.parse(str(maps)), chosen, thorough=False)
     check_repository(folder, splits=chosen or None, links=True, values=False, hashes=False)
     return folder
 
 
 def _fetched(
-    hub: Hub, ref: RepoRef, splits: Collection[int], progress: Progress | None
+    hub: Hub,
+    ref: RepoRef,
+    splits: Collection[int],
+    progress: Progress | None = None,
+    *,
+    thorough: bool,
 ) -> tuple[Path, str, list[str]]:
-    """Snapshot folder, commit, and paths of what was asked for."""
-    found = _cached(hub, ref, splits)
+    """Snapshot folder, commit, and paths of what was asked for; files in the cache that changed come again.
+
+    Args:
+        hub: which Hub.
+        ref: what was asked for.
+        splits: of it.
+        progress: of the download.
+        thorough: also hash tensor files that are in the cache.
+    """
+    found = _cached(hub, ref, splits, thorough=thorough)
     if found is not None:
         return found
     sha = commit_of(hub, ref)
     remote = judged_files(files_of(hub, ref.name, sha), str(ref))
     # By the revision's own name, so that the cache knows the name when the Hub is away.
-    folder = download(hub, ref.name, ref.revision or "main", CONFIG).parent
+    folder = _sound(hub, ref.name, ref.revision or "main", remote[CONFIG]).parent
     if folder.name != sha:
         raise BadInput(f"{ref} moved while it was read", "run the same command again")
-    download(hub, ref.name, sha, SUMS)
-    sums = read_sums(folder / SUMS)
+    sums = read_sums(_sound(hub, ref.name, sha, remote[SUMS]))
     require_hash(folder / CONFIG, sums.get(CONFIG, ""))
     config = read_config(folder / CONFIG)
     wanted = _wanted(sums, config, splits, str(ref))
     _judge(wanted, sums, remote, config, ref)
-    missing = [path for path in wanted if not (folder / path).exists()]
+    missing = [
+        path
+        for path in wanted
+        if not (folder / path).exists()
+        or ((thorough or not path.endswith(_TENSORS)) and not same_bytes(folder / path, remote[path]))
+    ]
     require_space(folder, sum(remote[path].size for path in missing), f"the download of {ref}")
     if CARD in remote and remote[CARD].size <= SIZE_LIMIT:
         missing.append(CARD)
@@ -140,17 +158,39 @@ def _fetched(
     for number, path in enumerate(missing):
         if progress:
             progress(number, len(missing), path)
-        file = download(hub, ref.name, sha, path)
-        if path in sums:
+        file = _sound(hub, ref.name, sha, remote[path])
+        if path in sums and remote[path].sha256 is None:
             require_hash(file, sums[path])
     return folder, sha, [*wanted, SUMS]
 
 
-def _cached(hub: Hub, ref: RepoRef, splits: Collection[int]) -> tuple[Path, str, list[str]] | None:
+def _sound(hub: Hub, name: str, revision: str, file: RemoteFile) -> Path:
+    """A file in the cache with the bytes that the Hub names; fetched again once if it has others.
+
+    Raises:
+        BadInput: it arrives with other bytes, which are then removed.
+    """
+    path = download(hub, name, revision, file.path)
+    if same_bytes(path, file):
+        return path
+    path = download(hub, name, revision, file.path, force=True)
+    if same_bytes(path, file):
+        return path
+    path.resolve().unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    raise BadInput(
+        f"{file.path} of {name}@{revision[:12]} arrives with other bytes than the Hub names",
+        "check the network, then run it again",
+    )
+
+
+def _cached(
+    hub: Hub, ref: RepoRef, splits: Collection[int], *, thorough: bool
+) -> tuple[Path, str, list[str]] | None:
     """The same from the cache alone: for a commit that is there whole, and for anything while offline.
 
     Raises:
-        BadInput: offline, and it is not there.
+        BadInput: offline, and it is not there, or not as it was.
     """
     import huggingface_hub
 
@@ -159,30 +199,27 @@ def _cached(hub: Hub, ref: RepoRef, splits: Collection[int]) -> tuple[Path, str,
         return None
     revision = ref.revision or "main"
     found = huggingface_hub.try_to_load_from_cache(ref.name, SUMS, cache_dir=hub.cache, revision=revision)
-    absent = BadInput(
-        f"{ref} is not on this machine and HF_HUB_OFFLINE is set", "unset it, or pull it before"
-    )
-    if not isinstance(found, str):
+    try:
+        if not isinstance(found, str):
+            raise _absent(ref)
+        folder = Path(found).parent
+        sums = read_sums(folder / SUMS)
+        wanted = _wanted(sums, read_config(folder / CONFIG), splits, str(ref))
+        for path in wanted:
+            if not (folder / path).exists():
+                raise _absent(f"{path} of {ref}")
+            if thorough or not path.endswith(_TENSORS):
+                require_hash(folder / path, sums[path])
+    except BadInput:
         if offline:
-            raise absent
+            raise
         return None
-    folder = Path(found).parent
-    if not (folder / CONFIG).exists():
-        if offline:
-            raise absent
-        return None
-    sums = read_sums(folder / SUMS)
-    wanted = _wanted(sums, read_config(folder / CONFIG), splits, str(ref))
-    missing = next((path for path in wanted if not (folder / path).exists()), None)
-    if missing is None:
-        card = [CARD] if (folder / CARD).exists() else []
-        return folder, folder.name, [*wanted, *card, SUMS]
-    if offline:
-        raise BadInput(
-            f"{missing} of {ref} is not on this machine and HF_HUB_OFFLINE is set",
-            "unset it, or pull it before",
-        )
-    return None
+    card = [CARD] if (folder / CARD).exists() else []
+    return folder, folder.name, [*wanted, *card, SUMS]
+
+
+def _absent(what: object) -> BadInput:
+    return BadInput(f"{what} is not on this machine and HF_HUB_OFFLINE is set", "unset it, or pull it before")
 
 
 def _wanted(sums: Mapping[str, str], config: RepoConfig, splits: Collection[int], where: str) -> list[str]:
@@ -228,7 +265,7 @@ def _judge(
             )
 
 
-def download(hub: Hub, name: str, revision: str, path: str) -> Path:
+def download(hub: Hub, name: str, revision: str, path: str, *, force: bool = False) -> Path:
     """One file in the Hub client's cache.
 
     Raises:
@@ -237,6 +274,8 @@ def download(hub: Hub, name: str, revision: str, path: str) -> Path:
     return Path(
         asked(
             f"{path} of {name}@{revision[:12]}",
-            lambda: hub.api.hf_hub_download(name, path, revision=revision, cache_dir=hub.cache),
+            lambda: hub.api.hf_hub_download(
+                name, path, revision=revision, cache_dir=hub.cache, force_download=force
+            ),
         )
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ridgefit.errors import BadInput
+from ridgefit.files import sha256_file
 from ridgefit.hub.calls import Hub, asked
 from ridgefit.hub.layout import CONFIG, SUMS, judged_path, require_distinct
 from ridgefit.hub.reference import RepoRef, is_commit
@@ -88,6 +90,17 @@ def judged_files(files: Mapping[str, RemoteFile], name: str) -> dict[str, Remote
         judged_path(path, name)
     require_distinct(kept, name)
     return kept
+
+
+def same_bytes(file: Path, there: RemoteFile) -> bool:
+    """Whether a file on this machine is the one that the Hub names."""
+    if file.stat().st_size != there.size:
+        return False
+    if there.sha256 is not None:
+        return sha256_file(file) == there.sha256
+    from huggingface_hub.utils.sha import git_hash
+
+    return git_hash(file.read_bytes()) == there.git_sha1
 
 
 def require_small(file: RemoteFile, where: object) -> None:

@@ -16,7 +16,7 @@ from ridgefit.hub.calls import TRIES, Hub, asked, is_passing, named, translated
 from ridgefit.hub.check import check_repository, repository_files
 from ridgefit.hub.layout import CARD, NOTICE, SUMS
 from ridgefit.hub.reference import RepoRef
-from ridgefit.hub.remote import RemoteFile, files_of, judged_files
+from ridgefit.hub.remote import RemoteFile, files_of, judged_files, same_bytes
 from ridgefit.maps.folder import MANIFEST
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _changes(local: Mapping[str, Path], remote: Mapping[str, RemoteFile]) -> tup
     for path, file in local.items():
         there = remote.get(path)
         change: Literal["new", "changed", "same"] = (
-            "new" if there is None else "same" if _same(file, there) else "changed"
+            "new" if there is None else "same" if same_bytes(file, there) else "changed"
         )
         found.append(FileChange(path=path, size=file.stat().st_size, change=change))
     gone = (path for path in sorted(set(remote) - set(local)) if _OURS.fullmatch(path))
@@ -248,18 +248,6 @@ def _require_place(remote: Mapping[str, RemoteFile], name: str) -> None:
     other = sorted(path for path in remote if not path.startswith(".git") and path not in _WELCOME)
     if other:
         raise BadInput(f"{name} holds something else, {other[0]} for one", "choose a new or empty repository")
-
-
-def _same(file: Path, there: RemoteFile) -> bool:
-    if file.stat().st_size != there.size:
-        return False
-    if there.sha256 is not None:
-        from ridgefit.files import sha256_file
-
-        return sha256_file(file) == there.sha256
-    from huggingface_hub.utils.sha import git_hash
-
-    return git_hash(file.read_bytes()) == there.git_sha1
 
 
 def _commit(
@@ -334,7 +322,7 @@ def _require_arrived(local: Mapping[str, Path], remote: Mapping[str, RemoteFile]
         there = remote.get(path)
         if there is None:
             raise CheckFailed(f"{where} lacks {path} after the push", "push again")
-        if not _same(file, there):
+        if not same_bytes(file, there):
             raise CheckFailed(f"{path} of {where} is not the file that was sent", "push again")
 
 

@@ -78,6 +78,7 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self.log: list[str] = []
         self.uploads: list[str] = []
         self.sent: dict[str, int] = {}
+        self.spoiled: dict[str, int] = {}  # path -> how many more times it arrives with a wrong last byte
         self.fault: Callable[[int, str, str], str | int | None] | None = None
         self.after: Callable[[int, str, str], None] | None = None
         self.lock = threading.RLock()
@@ -378,6 +379,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             start, stop = int(span[1]), min(int(span[2] or len(data) - 1) + 1, len(data))
             headers["Content_Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
             data, status = data[start:stop], 206
+        if file in self.server.spoiled and self.command == "GET":
+            self.server.spoiled[file] -= 1
+            if self.server.spoiled[file] >= 0:
+                data = data[:-1] + bytes([data[-1] ^ 1])
         if self.command == "GET":
             self.server.sent[file] = self.server.sent.get(file, 0) + len(data)
         return self.reply(status, data, **headers)

@@ -146,7 +146,8 @@ def inner_path(folder: Path, rng: random.Random) -> str:
 
 def link(folder: Path, rng: random.Random) -> str:
     path = rng.choice(files(folder))
-    target = folder.parent / "outside" / "secret"
+    target = folder.parent / "outside" / "copy"
+    target.write_bytes(path.read_bytes())
     path.unlink()
     path.symlink_to(target if rng.random() < 0.5 else "/etc/hostname")
     return path.name

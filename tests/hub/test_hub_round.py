@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,17 @@ def test_an_update_sends_what_changed_and_removes_what_is_gone(
     assert changed == {"README.md": "changed", "s9/proj.L9.safetensors": "removed"}
     assert "notes.md" in repo.main()
     assert "s9/proj.L9.safetensors" not in repo.main()
+
+
+def test_a_file_that_pull_would_refuse_is_named_before_a_push(
+    server: Server, hub: Hub, repository: Path
+) -> None:
+    push(repository, Target(REPO), hub)
+    repo = server.repos[REPO]
+    repo.branches["main"] = head = repo.add({**repo.main(), "run.py": (b"", False)})
+    with pytest.raises(BadInput, match=r"me/maps names the file 'run\.py', maps are safetensors and JSON"):
+        push(repository, Target(REPO), hub)
+    assert repo.branches["main"] == head
 
 
 def test_a_card_edited_on_the_hub_can_be_kept(server: Server, hub: Hub, repository: Path) -> None:
@@ -148,19 +160,46 @@ def test_offline_reads_the_cache(
         pull("me/other", hub=hub)
 
 
-def test_a_changed_file_in_the_cache_is_not_used(server: Server, hub: Hub, repository: Path) -> None:
+@pytest.mark.parametrize("name", ["s4/proj.L5.safetensors", "s4/ridgefill.json", "config.json", "SHA256SUMS"])
+def test_a_changed_file_in_the_cache_is_not_used(
+    server: Server, hub: Hub, repository: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     sha = push(repository, Target(REPO), hub).sha
     folder = Path(pull(REPO, hub=hub).path)
-    blob = (folder / "s4/proj.L5.safetensors").resolve()
-    data = bytearray(blob.read_bytes())
-    data[-1] ^= 1
-    blob.write_bytes(data)
-    with pytest.raises(BadInput, match=r"s4/proj\.L5\.safetensors is not the file that SHA256SUMS names"):
-        pull(f"{REPO}@{sha}", hub=hub)
-    maps = load_maps(local_maps(f"{REPO}@{sha}", 4, hub), 4)
-    maps.layer(4)
-    with pytest.raises(BadInput, match=r"proj\.L5\.safetensors is not the file its manifest names"):
-        maps.layer(5)
+    blob = (folder / name).resolve()
+    whole = blob.read_bytes()
+
+    def spoil() -> None:
+        blob.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+
+    spoil()
+    with monkeypatch.context() as offline:
+        offline.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        with pytest.raises(BadInput, match=name.rpartition("/")[2]):
+            pull(f"{REPO}@{sha}", hub=hub)
+    if name.endswith(".safetensors"):
+        maps = load_maps(local_maps(f"{REPO}@{sha}", 4, hub), 4)
+        maps.layer(4)
+        with pytest.raises(BadInput, match=r"proj\.L5\.safetensors is not the file its manifest names"):
+            maps.layer(5)
+    for revision in (f"{REPO}@{sha}", REPO):
+        spoil()
+        assert pull(revision, hub=hub).sha == sha
+        assert (folder / name).read_bytes() == whole, "what changed was fetched again"
+
+
+@pytest.mark.parametrize("name", ["s4/proj.L5.safetensors", "s4/ridgefill.json", "config.json", "SHA256SUMS"])
+@pytest.mark.parametrize("ask", [lambda hub: pull(REPO, hub=hub), lambda hub: local_maps(REPO, None, hub)])
+def test_bytes_that_change_on_the_way(
+    server: Server, hub: Hub, repository: Path, name: str, ask: Any
+) -> None:
+    push(repository, Target(REPO), hub)
+    server.spoiled = {name: 100}
+    with pytest.raises(BadInput, match=r"of me/maps@.* arrives with other bytes than the Hub names"):
+        ask(hub)
+    server.spoiled = {name: 1}
+    ask(hub)
+    assert server.spoiled == {name: -1}, "fetched again after the first time"
 
 
 def test_inspect_fetches_no_weight(
