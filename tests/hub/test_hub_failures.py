@@ -171,6 +171,20 @@ def test_a_push_that_is_killed(
     assert killed >= total - 1
 
 
+def test_a_lost_answer_about_a_pull_request_is_not_repeated(
+    server: Server, hub: Hub, repository: Path, updated: Path
+) -> None:
+    push(repository, Target(REPO), hub)
+    main = server.repos[REPO].branches["main"]
+    server.fault = lambda n, method, path: "lose" if "/commit/" in path else None
+    with pytest.raises(
+        RidgefitError, match="did not say whether the pull request to me/maps was opened: look at"
+    ):
+        push(updated, Target(REPO, pull_request=True), hub)
+    assert len(server.repos[REPO].pulls) == 1, "a second request would have opened a second one"
+    assert server.repos[REPO].branches["main"] == main
+
+
 def test_somebody_else_pushes_meanwhile(server: Server, hub: Hub, repository: Path, updated: Path) -> None:
     push(repository, Target(REPO), hub)
     repo = server.repos[REPO]
