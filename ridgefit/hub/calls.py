@@ -116,9 +116,7 @@ def translated(error: BaseException, what: str) -> RidgefitError:
     if status == 401:
         return BadInput(f"the Hub does not accept this token ({what})", _LOGIN)
     if status == 403:
-        return BadInput(
-            f"this token may not do that ({what}): {_first(error)}", "use a token with write access to it"
-        )
+        return BadInput(f"this token may not do that ({what})", "use one with access to the repository")
     if status in (409, 412):
         return BadInput(f"the repository changed meanwhile ({what})", "run the same command again")
     if status == 429:
