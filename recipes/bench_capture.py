@@ -29,6 +29,7 @@ import torch
 
 import ridgefit
 from ridgefit.capture import estimate
+from ridgefit.capture.leaves import WINDOWS_BETWEEN
 from ridgefit.capture.reader import Reader
 from ridgefit.corpus import TokenStore, build_store, read_documents
 from ridgefit.cost import shape_from_config
@@ -160,7 +161,7 @@ def main() -> int:
         for product in PRODUCTS:
             clocks[product].time(args.window, lambda r=readers[product], w=window: r.add([w]))
 
-    saving = min(checkpoint) / (settings.checkpoint_every * args.window)
+    saving = min(checkpoint) / ((settings.checkpoint_every or WINDOWS_BETWEEN) * args.window)
     results = {
         product: {
             "tokens_per_second": clocks[product].rate,

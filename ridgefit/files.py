@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 from ridgefit.errors import BadInput
 
 _BLOCK = 1 << 20
+_SPARE = 64 << 20  # left free on a disk beside what is about to be written
 
 
 def canonical_json(value: object) -> bytes:
@@ -90,9 +92,7 @@ def writing(path: Path) -> Iterator[Path]:
         partial.replace(path)
         _flush(path.parent)
     except OSError as error:
-        raise BadInput(
-            f"cannot write {path} ({error.strerror or error})", "free disk space or choose another folder"
-        ) from error
+        raise _refused(path, error) from error
     finally:
         partial.unlink(missing_ok=True)
 
@@ -105,8 +105,11 @@ def new_folder(path: Path) -> Iterator[Path]:
         BadInput: `path` exists and is not empty, or cannot be written.
     """
     require_unused(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    except OSError as error:
+        raise _refused(path, error) from error
     try:
         yield partial
         partial.chmod(0o777 & ~_umask())
@@ -115,22 +118,22 @@ def new_folder(path: Path) -> Iterator[Path]:
         partial.replace(path)
         _flush(path.parent)
     except OSError as error:
-        raise BadInput(
-            f"cannot write {path} ({error.strerror or error})", "free disk space or choose another folder"
-        ) from error
+        raise _refused(path, error) from error
     finally:
         if partial.exists():
             shutil.rmtree(partial)
 
 
 def require_unused(path: Path) -> None:
-    """Refuse an output path that already holds something.
+    """Refuse an output path that already holds something or may not be written.
 
     Raises:
-        BadInput: `path` is a file or a folder that is not empty.
+        BadInput: `path` is a file or a folder that is not empty, or its place is read-only.
     """
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise BadInput(f"{path} already exists and is not empty", "choose another --out or remove it")
+    if not os.access(_existing(path.absolute()), os.W_OK | os.X_OK):
+        raise _refused(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def require_space(path: Path, needed: int, what: str) -> None:
@@ -144,15 +147,26 @@ def require_space(path: Path, needed: int, what: str) -> None:
     Raises:
         BadInput: less than `needed` bytes plus 64 MiB are free.
     """
-    existing = path.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    free = shutil.disk_usage(existing).free
-    if free < needed + (64 << 20):
+    free, wanted = shutil.disk_usage(_existing(path.absolute())).free, needed + _SPARE
+    if free < wanted:
         raise BadInput(
-            f"{what} needs {needed / 2**30:.2f} GiB on the disk of {path}, {free / 2**30:.2f} GiB are free",
+            f"{_size(wanted)} are needed on the disk of {path} for {what}, {_size(free)} are free",
             "free disk space or choose another --out",
         )
+
+
+def _existing(path: Path) -> Path:
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def _refused(path: Path, error: OSError) -> BadInput:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    fix = "free disk space or choose another folder" if full else "choose a folder that you may write to"
+    return BadInput(f"cannot write {path} ({error.strerror or error})", fix)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 @contextlib.contextmanager
@@ -160,12 +174,15 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """Hold `folder` for one process; the lock vanishes with the process, however it dies.
 
     Raises:
-        BadInput: another live process holds it.
+        BadInput: another live process holds it, or it may not be written.
     """
     import fcntl
 
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise _refused(folder, error) from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

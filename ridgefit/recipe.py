@@ -6,13 +6,23 @@ One model per concern. The command line is generated from these classes (field n
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 DType = Literal["bfloat16", "float16", "float32"]
-Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+Device = Annotated[
+    str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", examples=["auto", "cpu", "mps", "cuda", "cuda:1"])
+]
 ArmKind = Literal["exact", "none", "identity", "ridge", "pop"]
 
 
@@ -66,9 +76,13 @@ class CaptureSettings(Settings):
     )
     lead: int = Field(4, ge=0, description="first positions of each window whose sums are kept apart")
     batch: int = Field(1, ge=1, description="windows per forward pass; part of the result's identity")
-    checkpoint_every: int = Field(16, ge=1, description="windows between checkpoints")
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="windows between checkpoints; default: 16, or more where saving takes long"
+    )
     workers: int = Field(1, ge=1, le=8, description="processes on this machine; does not change a byte")
-    shard: str | None = Field(None, pattern=r"^\d+/\d+$", description="i/n: this machine's part of the work")
+    shard: str | None = Field(
+        None, pattern=r"^\d+/\d+$", examples=["2/4"], description="i/n: this machine's part of the work"
+    )
     resume: bool = Field(False, description="go on from the last checkpoint in --out")
 
 
@@ -89,8 +103,8 @@ class SolveSettings(Settings):
 
     @model_validator(mode="after")
     def _grid(self) -> SolveSettings:
-        if any(a < 0 for a in self.alphas) or len(set(self.alphas)) != len(self.alphas):
-            raise ValueError("alphas must be distinct and not negative")
+        if not all(0 <= a < inf for a in self.alphas) or len(set(self.alphas)) != len(self.alphas):
+            raise ValueError("alphas must be distinct, finite and not negative")
         return self
 
 
@@ -124,8 +138,17 @@ class NllSettings(Settings):
     prompt: int = Field(3584, ge=2, description="prompt tokens")
     tail: int = Field(1024, ge=1, description="last prompt rows that run every layer")
     scored: int = Field(256, ge=1, description="tokens scored after the prompt")
+    stretches: int = Field(
+        1, ge=1, description="consecutive stretches of prompt + scored tokens taken from each document"
+    )
     documents: int | None = Field(None, ge=1, description="first N documents")
     text_field: str = Field("text", description="column that holds a document's text")
+
+    @model_serializer(mode="wrap")
+    def _one_stretch_goes_unsaid(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Results from before there were stretches keep their hash, so that they can be gone on with."""
+        saved: dict[str, Any] = plain(self)
+        return {name: value for name, value in saved.items() if name != "stretches" or self.stretches > 1}
 
 
 class NeedleSettings(Settings):
@@ -169,7 +192,11 @@ class EvalSettings(Settings):
 class RunRecipe(Settings):
     """`ridgefit run`: capture, solve, quantize, verify, eval and report in one work folder."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the run, in its report")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        examples=["qwen3-8b"],
+        description="name of the run, in its report",
+    )
     work: Path = Field(description="folder that holds every stage's result")
     model: ModelSettings
     data: DataSettings
@@ -267,7 +294,7 @@ class GenerateSettings(Settings):
     @model_validator(mode="after")
     def _one_prompt(self) -> GenerateSettings:
         if (self.prompt is None) == (self.prompt_file is None):
-            raise ValueError("give either prompt or prompt_file")
+            raise ValueError("give either --prompt or --prompt-file")
         return self
 
 

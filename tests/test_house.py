@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate": MIDDLE | {"features"} | GROUND,
     "evaluate": MIDDLE | {"features"} | GROUND,
     "pipeline": UPPER | MIDDLE | {"features"} | GROUND,
+    "__main__": {"cli"},
     "cli": {"pipeline"} | UPPER | MIDDLE | {"features"} | GROUND,
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -79,3 +80,15 @@ def test_the_arrows_can_fail(tmp_path: Path) -> None:
         "def f():\n    from ridgefit.evaluate.nll import x\n    return x\n"
     )
     assert imported_rooms(module) >= {"cli", "capture", "evaluate"}
+
+
+def test_no_test_imports_a_conftest() -> None:
+    """Rooms have a conftest each, and the name means the one that was collected last."""
+    for path in Path(__file__).parent.rglob("*.py"):
+        found = {
+            node.module if isinstance(node, ast.ImportFrom) else alias.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        assert "conftest" not in found, f"{path} imports a conftest"

@@ -78,8 +78,24 @@ def gone_on(out: Path, identity: dict[str, Any], settings: CaptureSettings) -> C
     Raises:
         BadInput: the folder holds something else, another capture, or one that was not to be resumed.
     """
+    record = record_to_resume(out, settings)
+    if record is None:
+        return None
+    what, fix = f"the capture in {out}", "use the same model, text and settings, or another --out"
+    require_same(record.identity, identity, what, fix)
+    require_same({"shard": record.shard}, {"shard": settings.shard}, what, fix)
+    return None if record.state == "running" else record
+
+
+def record_to_resume(out: Path, settings: CaptureSettings) -> CaptureRecord | None:
+    """The record in a folder that may be written or gone on with; None where there is none yet.
+
+    Raises:
+        BadInput: the folder holds something else, or a capture that was not to be resumed.
+    """
     if not (out / RECORD_FILE).is_file():
-        if any(path.name not in _OWN and not path.name.endswith(".partial") for path in out.iterdir()):
+        inside = out.iterdir() if out.is_dir() else ()
+        if any(path.name not in _OWN and not path.name.endswith(".partial") for path in inside):
             raise BadInput(f"{out} is not empty and holds no capture", "choose another --out or empty it")
         return None
     record = CaptureRecord.read(out)
@@ -88,10 +104,7 @@ def gone_on(out: Path, identity: dict[str, Any], settings: CaptureSettings) -> C
         raise BadInput(
             f"{out} holds {state} capture", "pass --resume to go on with it, or choose another --out"
         )
-    what, fix = f"the capture in {out}", "use the same model, text and settings, or another --out"
-    require_same(record.identity, identity, what, fix)
-    require_same({"shard": record.shard}, {"shard": settings.shard}, what, fix)
-    return None if record.state == "running" else record
+    return record
 
 
 def check_room(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from ridgefit.corpus import Manifest
 from ridgefit.errors import BadInput, Interrupted
 from ridgefit.moments import BundleFile, leaf, leaf_range, write_bundle
 
+WINDOWS_BETWEEN = 16
+# Sums of a large model are gigabytes: unless told otherwise, at most this share of the time goes into saving.
+_SHARE = 1 / 20
 RESUME = "run the same command with --resume"
 
 
@@ -23,13 +27,13 @@ class LeafWork:
         reader: model, text and sums.
         folder: the capture.
         batch: windows per forward pass.
-        every: windows between checkpoints.
+        every: windows between checkpoints; None for `WINDOWS_BETWEEN`, stretched where saving takes long.
     """
 
     reader: Reader
     folder: Path
     batch: int
-    every: int
+    every: int | None
 
     def run(self, number: int, *, stop: Callable[[], bool], advance: Callable[[int], None]) -> None:
         """Finish a leaf, from its checkpoint if it has one.
@@ -45,12 +49,17 @@ class LeafWork:
         reader, manifest = self.reader, self.reader.store.manifest
         batches = batches_of(manifest, number, self.batch)
         done = self._restore(number, len(batches))
-        interval = max(self.every // self.batch, 1)
+        interval = max((self.every or WINDOWS_BETWEEN) // self.batch, 1)
+        saved, rest = time.monotonic(), 0.0
         for at in range(done, len(batches)):
             reader.add(batches[at])
             advance(sum(manifest.window_tokens(window) for window in batches[at]))
-            if at + 1 < len(batches) and (stop() or (at + 1) % interval == 0):
+            due = (at + 1) % interval == 0 and time.monotonic() - saved >= rest
+            if at + 1 < len(batches) and (stop() or due):
+                started = time.monotonic()
                 self._save(number, at + 1)
+                saved = time.monotonic()
+                rest = 0.0 if self.every else (saved - started) / _SHARE
                 if stop():
                     raise Interrupted(f"the capture in {self.folder} was stopped and saved", RESUME)
         for moments in reader.moments().values():

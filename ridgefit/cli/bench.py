@@ -26,7 +26,7 @@ def prefill(settings: BenchPrefillSettings, output: Output) -> None:
 
 
 def _show(console: Console, result: PrefillBench) -> None:
-    from ridgefit.cli.render import grid
+    from ridgefit.cli.render import grid, plain
 
     header = ("arm", "split", "tail", "tokens", "seconds", "speedup", "limit", "share", "T MAC/s")
     rows = [
@@ -48,7 +48,7 @@ def _show(console: Console, result: PrefillBench) -> None:
         f"prefill of {result.preset} on {device}, {result.dtype}, {result.attention}, "
         f"medians of {result.repeats} interleaved rounds"
     )
-    console.print(title)
+    plain(console, title)
     console.print(grid(header, rows))
 
 

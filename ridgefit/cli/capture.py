@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from ridgefit.cli.options import Out, command
@@ -28,18 +29,21 @@ def capture(
 
 
 def _show(console: Console, result: CaptureResult) -> None:
+    from ridgefit.cli.render import plain
+
     record = result.record
     part = f"shard {record.shard}, " if record.shard else ""
-    console.print(
+    plain(
+        console,
         f"{part}{record.windows:,} windows, {record.tokens:,} tokens in {result.folder}; "
-        f"read {result.tokens:,} in {result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s"
+        f"read {result.tokens:,} in {result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s",
     )
     for split, moments in record.moments.items():
-        console.print(f"split {split}: sha256 {moments.sha256}")
+        plain(console, f"split {split}: sha256 {moments.sha256}")
     if record.state == "complete":
-        console.print(f"next: ridgefit solve {result.folder} --out MAPS")
+        plain(console, f"next: ridgefit solve {shlex.quote(str(result.folder))} --out MAPS")
     else:
-        console.print("next: ridgefit merge of all shards")
+        plain(console, "next: ridgefit merge of all shards")
 
 
 entry = command(capture, arguments=("model",), recipe=True)

@@ -25,12 +25,12 @@ def doctor(model: ModelSettings, settings: DoctorSettings, output: Output) -> in
 
 
 def _show(console: Console, result: Diagnosis) -> None:
-    from ridgefit.cli.render import grid
+    from ridgefit.cli.render import grid, plain
 
     rows = [(found.state, found.subject, found.detail) for found in result.findings]
     console.print(grid(("", "looked at", "found"), rows, numbers=False))
     start = result.suggestion
-    console.print(f"start with --split {start.split}, tail {start.tail}: {start.why}")
+    plain(console, f"start with --split {start.split}, tail {start.tail}: {start.why}")
 
 
 entry = command(doctor, arguments=("model",))

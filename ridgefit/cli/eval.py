@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,11 +28,16 @@ def evaluate(
     ] = None,
 ) -> None:
     """Judge arms against exact, paired, with intervals; the same command goes on where it stopped."""
+    from ridgefit import cost
     from ridgefit.evaluate import evaluate
+    from ridgefit.evaluate.arms import resolve_arms
     from ridgefit.hub import local_maps
     from ridgefit.models import load_model
+    from ridgefit.pipeline.plan import find_config
 
     maps = local_maps(maps) if maps else None
+    # What is wrong with arms or maps is said before minutes of loading.
+    resolve_arms(settings.arms, maps, cost.shape_from_config(find_config(model.model, weights=True)).layers)
     loaded = load_model(**model.load_options())
     with output.progress() as progress:
         result = evaluate(loaded, settings, maps, out, progress=progress)
@@ -41,11 +47,12 @@ def evaluate(
 
 
 def _show(console: Console, result: EvalResult, out: Path) -> None:
+    from ridgefit.cli.render import plain
     from ridgefit.evaluate import render
 
     for table in render(result):
         console.print(table)
-    console.print(f"written to {out}; `ridgefit report {out}` makes a page of it")
+    plain(console, f"written to {out}; `ridgefit report {shlex.quote(str(out))}` makes a page of it")
 
 
 entry = command(evaluate, arguments=("model",), recipe=True)

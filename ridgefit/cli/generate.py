@@ -26,7 +26,9 @@ def generate(model: ModelSettings, settings: GenerateSettings, output: Output) -
 
 
 def _show(console: Console, result: Generated) -> None:
-    console.print(result.text, markup=False, soft_wrap=True)
+    from ridgefit.cli.render import plain
+
+    plain(console, result.text)
 
 
 def _timing(result: Generated) -> str:

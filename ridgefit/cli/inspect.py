@@ -36,32 +36,34 @@ def _show(console: Console, result: dict[str, Any]) -> None:
     from ridgefit.cli.render import pairs, size
 
     origin = result["fingerprint"] or {}
-    rows = {"layout": str(result["layout"]), "base model": _name(origin)}
+    rows = [("layout", str(result["layout"])), ("base model", _name(origin))]
     if "repository" in result:
-        rows |= _repository(result["repository"])
+        rows += _repository(result["repository"])
     for split, record in result["splits"].items():
         first, stop = record["layers"]
-        rows[f"split {split}"] = (
+        held = (
             f"layers {first} to {stop - 1}, maps {record['shape'][0]} x {record['shape'][1]} of "
             f"{'+'.join(record['features'])}, {record['layout']}, {size(record['bytes'])}"
         )
+        rows.append((f"split {split}", held))
         if record.get("rows"):
-            rows["  fit"] = f"{record['rows']:,} rows, penalty {record['penalty']}, alpha {_alphas(record)}"
+            fit = f"{record['rows']:,} rows, penalty {record['penalty']}, alpha {_alphas(record)}"
+            rows.append(("  fit", fit))
         if record.get("scores"):
-            rows["  held out"] = _score(record["scores"])
+            rows.append(("  held out", _score(record["scores"])))
     console.print(pairs(rows))
 
 
-def _repository(found: dict[str, Any]) -> dict[str, str]:
+def _repository(found: dict[str, Any]) -> list[tuple[str, str]]:
     from ridgefit.cli.render import size
 
     stated = "" if found["base_model_stated_by"] == "fit" else ", as the publisher states"
-    return {
-        "repository": f"{found['name']}@{found['sha']}",
-        "base model": f"{found['base_model']}@{found['base_model_revision']}{stated}",
-        "files": f"{found['files']}, {size(found['bytes'])}",
-        "evaluation": "published with it" if found["evaluated"] else "none published",
-    }
+    return [
+        ("repository", f"{found['name']}@{found['sha']}"),
+        ("base on the Hub", f"{found['base_model']}@{found['base_model_revision']}{stated}"),
+        ("files", f"{found['files']}, {size(found['bytes'])}"),
+        ("evaluation", "published with it" if found["evaluated"] else "none published"),
+    ]
 
 
 def _alphas(record: dict[str, Any]) -> str:

@@ -31,9 +31,11 @@ def merge(
 
 
 def _show(console: Console, result: CaptureRecord, out: Path) -> None:
-    console.print(f"{result.windows:,} windows, {result.tokens:,} tokens in {out}")
+    from ridgefit.cli.render import plain
+
+    plain(console, f"{result.windows:,} windows, {result.tokens:,} tokens in {out}")
     for split, record in result.moments.items():
-        console.print(f"split {split}: sha256 {record.sha256}")
+        plain(console, f"split {split}: sha256 {record.sha256}")
 
 
 entry = command(merge)

@@ -23,7 +23,7 @@ from ridgefit.cli.output import Output
 from ridgefit.errors import BadInput
 from ridgefit.pipeline.fields import branches, choices, item_type, kinds
 from ridgefit.pipeline.validation import Location, dotted, validated
-from ridgefit.recipe import RunRecipe, Settings
+from ridgefit.recipe import Settings
 
 Out = Annotated[Path, typer.Option("--out", help="where the result goes", show_default=False)]
 _COMMON = {
@@ -59,7 +59,7 @@ def command(
                 continue
             if name in options:
                 raise TypeError(f"two settings of {function.__name__} are named {name}")
-            options[name] = section.parameter(name, info)
+            options[name] = section.parameter(name, info, elsewhere=recipe)
     own = [
         parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(function).parameters.items()
@@ -119,18 +119,22 @@ class _Section:
         ]
         return cls(settings[0], type(None) in branches(hint), arguments) if settings else None
 
-    def parameter(self, name: str, info: FieldInfo) -> inspect.Parameter:
-        """The option or argument of one field."""
+    def parameter(self, name: str, info: FieldInfo, *, elsewhere: bool) -> inspect.Parameter:
+        """The option or argument of one field; `elsewhere` if a recipe may hold it instead."""
         kind: Any = str | None
         if item_type(info.annotation) is not None:
             kind = list[str] | None
         elif info.annotation is bool:
             kind = bool | None
-        text = _help(info, required=info.is_required() and not self.optional)
+        required = info.is_required() and not self.optional
         if name in self.arguments:
-            return _parameter_of(
-                name, kind, typer.Argument(help=text, metavar=name.upper(), show_default=False)
-            )
+            # Without a recipe the parser itself asks for it, and says so in the usage.
+            by_parser = required and not elsewhere
+            text = _help(info, "required here or in the recipe" if required and elsewhere else "")
+            argument = typer.Argument(help=text, metavar=name.upper(), show_default=False)
+            return _parameter_of(name, kind, argument, default=inspect.Parameter.empty if by_parser else None)
+        asked = f"required{' here or in the recipe' if elsewhere else ''}" if required else ""
+        text = _help(info, asked)
         flag = option_name(name)
         option = typer.Option(
             f"{flag}/--no-{flag[2:]}" if info.annotation is bool else flag,
@@ -200,14 +204,12 @@ def _items(words: Sequence[str], members: Mapping[str, type[BaseModel]]) -> list
     return [{first: kind, **given} for kind, given in items]
 
 
-def _recipe_sections(path: Path | None) -> dict[type, dict[str, Any]]:
+def _recipe_sections(path: Path | None) -> dict[type[Settings], dict[str, Any]]:
     if path is None:
         return {}
-    from ridgefit.pipeline.recipe_file import load_recipe
+    from ridgefit.pipeline.recipe_file import load_sections
 
-    loaded = load_recipe(path)
-    parts = [getattr(loaded, name) for name in RunRecipe.model_fields]
-    return {type(part): part.model_dump(exclude_unset=True) for part in parts if isinstance(part, Settings)}
+    return load_sections(path)
 
 
 def _common(name: str, kind: Any, flag: str, text: str) -> inspect.Parameter:
@@ -220,10 +222,10 @@ def _parameter_of(name: str, kind: Any, info: Any, default: Any = None) -> inspe
     return inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, info])
 
 
-def _help(info: FieldInfo, *, required: bool) -> str:
+def _help(info: FieldInfo, required: str) -> str:
     text = (info.description or "") + _item_help(info.annotation)
     if required:
-        text += " [required]"
+        text += f" [{required}]"
     elif not info.is_required() and info.default is not None and info.default != ():
         text += f" [default: {shown_default(info.default)}]"
     return text.replace("[", "\\[")  # else rich takes what is in brackets for a style

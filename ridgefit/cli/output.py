@@ -45,11 +45,13 @@ class Output:
         """Set up logging and warnings for a command; with `json`, what others print goes to stderr."""
         level = logging.ERROR if self.quiet else logging.INFO if self.verbose else logging.WARNING
         handler = logging.StreamHandler(sys.stderr)
-        ours, hub = logging.getLogger("ridgefit"), logging.getLogger("huggingface_hub")
+        ours = logging.getLogger("ridgefit")
         ours.setLevel(level)
         ours.addHandler(handler)
-        # The Hub client announces each of its retries; the error that ends them says it all.
-        hub.setLevel(logging.WARNING if self.verbose else logging.ERROR)
+        if not self.verbose:
+            # The Hub client announces each of its retries; the error that ends them says it all. It sets its
+            # logger's level from here when it is first imported, so that setting the level now is no use.
+            os.environ.setdefault("HF_HUB_VERBOSITY", "error")
         with contextlib.ExitStack() as stack:
             stack.callback(ours.removeHandler, handler)
             if self.quiet or not sys.stderr.isatty():
@@ -77,7 +79,8 @@ class Output:
 
         # A pipe has no width of its own; tables need one that does not cut them.
         width = None if self.stdout.isatty() else 120
-        render(Console(file=self.stdout, highlight=False, width=width))
+        # A console takes :llama: for a picture; what is in brackets is escaped where tables are made.
+        render(Console(file=self.stdout, highlight=False, emoji=False, width=width))
 
     def say(self, text: str) -> None:
         """A line on stderr beside the result, unless `quiet`; the JSON form carries it already."""

@@ -46,7 +46,7 @@ def _show(console: Console, result: Plan) -> None:
     if result.seconds is not None:
         rows["time at this rate"] = ", ".join(f"{name} {duration(s)}" for name, s in result.seconds.items())
     rows["suggested"] = f"split {suggestion.split}, tail {suggestion.tail} ({suggestion.why})"
-    console.print(pairs(rows))
+    console.print(pairs(rows.items()))
 
 
 def _arm(result: Plan) -> str:

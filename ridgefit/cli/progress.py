@@ -114,10 +114,10 @@ def _rich_progress(stream: TextIO) -> RichProgress:
             return Text("" if speed is None else _rate(speed))
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         Rate(),
         TimeRemainingColumn(),
     )
-    return RichProgress(*columns, console=Console(file=stream, stderr=False))
+    return RichProgress(*columns, console=Console(file=stream, stderr=False, emoji=False))

@@ -35,11 +35,11 @@ def quantize(
 
 
 def _show(console: Console, out: Path, result: QuantizeReport) -> None:
-    from ridgefit.cli.render import grid
+    from ridgefit.cli.render import grid, plain
 
     rows = [(str(split), str(len(r.files)), r.manifest_sha256) for split, r in result.splits.items()]
     console.print(grid(("split", "files", "sha256 of the manifest"), rows))
-    console.print(f"written to {out}; largest error {result.largest_error_steps:.4f} of a group's scale")
+    plain(console, f"written to {out}; largest error {result.largest_error_steps:.4f} of a group's scale")
 
 
 entry = command(quantize)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 from rich.markup import escape
 from rich.table import Table
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def pairs(rows: Mapping[str, str]) -> Table:
+
+def plain(console: Console, text: str) -> None:
+    """A line as it is: brackets are no styles, and a path is not broken where the console ends."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> Table:
     """A table of names and values, without a header."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in rows.items():
+    for name, value in rows:
         table.add_row(escape(name), escape(value))
     return table
 

@@ -21,10 +21,11 @@ def report(
     ] = None,
 ) -> None:
     """A page with tables and plots from an evaluation folder."""
+    from ridgefit.cli.render import plain
     from ridgefit.evaluate import report
 
     path = report(folder, maps=maps)
-    output.result({"report": path}, lambda console: console.print(f"written to {path}"))
+    output.result({"report": path}, lambda console: plain(console, f"written to {path}"))
 
 
 entry = command(report)

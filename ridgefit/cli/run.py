@@ -45,7 +45,7 @@ def run(
 
 
 def _show(console: Console, result: RunResult) -> None:
-    from ridgefit.cli.render import grid
+    from ridgefit.cli.render import grid, plain
     from ridgefit.evaluate import render
 
     console.print(grid(("stage", ""), list(result.stages.items()), numbers=False))
@@ -64,7 +64,9 @@ def _show(console: Console, result: RunResult) -> None:
     console.print(grid(header, rows))
     for table in render(result.evaluation):
         console.print(table)
-    console.print(f"{len(result.checks.lines)} checks hold; written to {result.work}, report {result.report}")
+    plain(
+        console, f"{len(result.checks.lines)} checks hold; written to {result.work}, report {result.report}"
+    )
 
 
 entry = command(run)

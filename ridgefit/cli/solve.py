@@ -41,14 +41,15 @@ def solve(
 
 
 def _show(console: Console, result: SolveReport) -> None:
-    from ridgefit.cli.render import grid
+    from ridgefit.cli.render import grid, plain
 
     for split in result.splits:
         chosen = set(split.choice.alphas)
         fit, score = split.fit, split.choice.score
-        console.print(
+        plain(
+            console,
             f"split {split.split}: {fit.rows:,} rows, {fit.rows_per_width:.1f} per channel; "
-            f"held-out cosine of what late layers write {score:.4f}, identity {split.identity:.4f}"
+            f"held-out cosine of what late layers write {score:.4f}, identity {split.identity:.4f}",
         )
         grid_rows = [
             (
@@ -72,7 +73,7 @@ def _show(console: Console, result: SolveReport) -> None:
         ]
         header = ("layer", "alpha", "keys", "values", "inputs", "identity: keys", "values", "inputs")
         console.print(grid(header, layer_rows))
-    console.print(f"written to {result.out}")
+    plain(console, f"written to {result.out}")
 
 
 entry = command(solve)

@@ -27,12 +27,12 @@ def verify(settings: VerifySettings, model: ModelSettings | None, output: Output
 
 
 def _show(console: Console, result: VerifyReport) -> None:
-    from ridgefit.cli.render import grid
+    from ridgefit.cli.render import grid, plain
 
     rows = [("ok" if line.ok else "FAILED", line.subject, line.check, line.detail) for line in result.lines]
     console.print(grid(("", "what", "check", "found"), rows, numbers=False))
     failed = sum(not line.ok for line in result.lines)
-    console.print(f"{len(result.lines)} checks, {'all hold' if result.ok else f'{failed} failed'}")
+    plain(console, f"{len(result.lines)} checks, {'all hold' if result.ok else f'{failed} failed'}")
 
 
 entry = command(verify, arguments=("maps",))

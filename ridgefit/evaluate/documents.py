@@ -1,8 +1,8 @@
-"""Samples cut from documents: the first tokens of each are the prompt, the next ones may be scored."""
+"""Samples cut from documents: stretches whose first tokens are the prompt; the next ones may be scored."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -26,8 +26,12 @@ def document_samples(
     *,
     prompt: int,
     target: int,
+    stretches: int = 1,
 ) -> SampleSet:
-    """One sample per document with at least `prompt + target` tokens.
+    """One sample per stretch of `prompt + target` tokens; a document's stretches are parts of one unit.
+
+    Stretch k starts at token `k * (prompt + target)` of its document. What opens the document (BOS) opens
+    every later stretch too, within its length.
 
     Args:
         loaded: model and tokenizer.
@@ -36,6 +40,7 @@ def document_samples(
         limit: look at the first so many documents.
         prompt: tokens of the prompt.
         target: tokens scored after it; 0 for none.
+        stretches: taken from each document at most; a shorter document gives fewer.
 
     Raises:
         BadInput: no document is long enough, or one cannot be read.
@@ -43,28 +48,42 @@ def document_samples(
     samples: list[Sample] = []
     skipped: list[tuple[str, str]] = []
     longest = 0
-    encoder = Encoder(loaded.tokenizer, _SPARE * (prompt + target))
+    length = prompt + target
+    encoder = Encoder(loaded.tokenizer, _SPARE * length * stretches)
     for number, document in enumerate(islice(read_documents(sources, text_field=text_field), limit)):
         label = f"document {number:05d}"
-        ids = encoder.encode([document])[0].ids[: prompt + target]
-        longest = max(longest, ids.size)
-        if ids.size < prompt + target:
-            skipped.append((label, f"{ids.size} tokens, {prompt + target} needed"))
-            continue
-        tokens = torch.from_numpy(ids.astype(np.int64))
-        samples.append(
+        encoded = encoder.encode([document])[0]
+        longest = max(longest, min(encoded.ids.size, length))
+        found = list(
+            _stretches(torch.from_numpy(encoded.ids.astype(np.int64)), encoded.bos, length, stretches)
+        )
+        if not found:
+            skipped.append((label, f"{encoded.ids.size} tokens, {length} needed"))
+        samples += [
             Sample(
-                id=label,
+                id=label if stretches == 1 else f"{label} stretch {place}",
                 group=document.domain or "text",
                 prompt=tokens[:prompt],
                 target=tokens[prompt:],
                 facts={"source": document.source},
+                part_of=label,
             )
-        )
+            for place, tokens in enumerate(found, 1)
+        ]
     if not samples:
         raise BadInput(
-            f"none of {len(skipped)} documents in {', '.join(sources)} has {prompt + target} tokens "
+            f"none of {len(skipped)} documents in {', '.join(sources)} has {length} tokens "
             f"(the longest has {longest})",
             "shorten the prompt or name longer documents",
         )
     return SampleSet(tuple(samples), tuple(skipped))
+
+
+def _stretches(ids: torch.Tensor, bos: int, length: int, most: int) -> Iterator[torch.Tensor]:
+    """Stretches of `length` ids; the later ones begin with the first `bos` ids, as a document does."""
+    for start in range(0, most * length, length):
+        repeated = ids[: min(bos, start)]
+        own = ids[start : start + length - repeated.numel()]
+        if repeated.numel() + own.numel() < length:
+            return
+        yield torch.cat([repeated, own])

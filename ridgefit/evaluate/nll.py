@@ -18,9 +18,10 @@ KEY_RISE = 2.0
 
 
 class NllTask:
-    """Mean loss per document of the tokens after its prompt: novel ones, key ones, all.
+    """Mean loss per stretch of the tokens after its prompt: novel ones, key ones, all.
 
-    A document is its first `prompt` + `scored` tokens. Key tokens are found once, from the exact arm.
+    A document gives its first stretches of `prompt` + `scored` tokens, each read without the ones before
+    it; they are parts of one unit. Key tokens are found once, from the exact arm.
     """
 
     measures = (
@@ -34,9 +35,17 @@ class NllTask:
         self.tail = settings.tail
 
     def samples(self, loaded: LoadedModel, _reach: Reach, _seed: int, /) -> SampleSet:
-        """One sample per document that is long enough."""
+        """One sample per stretch of the documents that are long enough."""
         s = self.settings
-        return document_samples(loaded, s.data, s.text_field, s.documents, prompt=s.prompt, target=s.scored)
+        return document_samples(
+            loaded,
+            s.data,
+            s.text_field,
+            s.documents,
+            prompt=s.prompt,
+            target=s.scored,
+            stretches=s.stretches,
+        )
 
     def score(self, loaded: LoadedModel, sample: Sample, apply: Apply, exact: Any, /) -> Scored:
         """Losses under one arm; for the exact arm also those with the context cut to the tail."""

@@ -92,28 +92,29 @@ def sentences(task: TaskResult) -> Iterator[str]:
             if score.difference is None:
                 continue
             means = f"{score.arm} {plain(measure, score.mean)}, exact {plain(measure, exact.mean)}"
-            yield f"{measure.title}: {means}; {_verdict(measure, score.difference, 'exact')}."
+            verdict = _verdict(measure, score.difference, "exact", task.counted)
+            yield f"{measure.title}: {means}; {verdict}."
             if score.bound is not None and _spans_zero(score.difference):
                 side, most = (
                     ("lower", -score.bound) if measure.better == "higher" else ("higher", score.bound)
                 )
                 unit, least = ("points", 0.001) if measure.unit == "share" else ("nats", 0.0001)
                 yield (
-                    f"{measure.title}: equality of {score.arm} and exact is not shown; {score.n} samples "
-                    f"rule out (one-sided 95 %) that it is {side} by more than "
+                    f"{measure.title}: equality of {score.arm} and exact is not shown; "
+                    f"{score.n} {task.counted}s rule out (one-sided 95 %) that it is {side} by more than "
                     f"{signed(measure, max(least, most)).lstrip('+')} {unit}."
                 )
         for contrast in measure.contrasts:
-            verdict = _verdict(measure, contrast.difference, contrast.against)
+            verdict = _verdict(measure, contrast.difference, contrast.against, task.counted)
             yield f"{measure.title}: {contrast.arm} against {contrast.against}: {verdict}."
 
 
-def _verdict(measure: MeasureResult, difference: Difference, against: str) -> str:
+def _verdict(measure: MeasureResult, difference: Difference, against: str, counted: str) -> str:
     cell = interval_cell(measure, difference)
     if difference.low is None or difference.high is None:
-        return f"difference {cell}, from one sample: no interval, no claim"
+        return f"difference {cell}, from one {counted}: no interval, no claim"
     if difference.low == difference.high == 0:
-        return f"no sample differs from {against} (n = {difference.n})"
+        return f"no {counted} differs from {against} (n = {difference.n})"
     if _spans_zero(difference):
         return f"difference {cell}, the interval includes zero"
     better = (difference.mean > 0) == (measure.better == "higher")
@@ -165,6 +166,10 @@ def _penalty_table(grid: PenaltyGrid) -> Grid:
 
 def _method(result: EvalResult) -> str:
     settings = result.identity["settings"]
+    averaged = (
+        " Samples of one unit (stretches of one document) are averaged before anything else, and the "
+        "bootstrap resamples units."
+    )
     return (
         "Every arm ran in one process with an exact run of the same sample; differences are arm minus "
         f"exact. Intervals: bias-corrected accelerated bootstrap, {settings['resamples']} resamples within "
@@ -173,4 +178,5 @@ def _method(result: EvalResult) -> str:
         "than 2 nats when the context is cut to the tail. Needles lie before the tail and behind the sink "
         "rows of every arm. The bound of needles found is the more cautious of the bootstrap's and the "
         "binomial floor 1 − 0.05^(1/n)."
+        f"{averaged if any(task.units != task.samples for task in result.tasks) else ''}"
     )

@@ -18,7 +18,7 @@ class _Part(BaseModel):
 
 
 class Difference(_Part):
-    """A mean of paired differences with its two-sided 95 % interval; no ends with a single pair."""
+    """A mean of `n` units' paired differences with its two-sided 95 % interval; no ends with a single one."""
 
     mean: float
     low: float | None
@@ -31,8 +31,8 @@ class ArmScore(_Part):
 
     Attributes:
         arm: label.
-        n: samples that score this measure.
-        mean: over samples, each weighted alike.
+        n: units that score this measure; a sample is a unit of its own unless it is part of a larger one.
+        mean: over units, each weighted alike, of the mean over the unit's samples that score it.
         wilson: two-sided 95 % interval of the mean, where samples score 0 or 1.
         difference: arm minus exact, paired; None for the exact arm.
         floor: share of failures that n flawless samples cannot rule out, where samples score 0 or 1 or
@@ -90,7 +90,7 @@ class TaskResult(_Part):
         prompts_sha256: hash over every sample's id, prompt and target, in order.
         settings: as in the recipe.
         samples: number scored.
-        groups: samples per domain.
+        groups: units per domain.
         counts: totals over samples (novel and key tokens).
         skipped: what gave no sample, and why.
         measures: in the task's order; a measure that no sample scores is absent.
@@ -105,6 +105,16 @@ class TaskResult(_Part):
     counts: dict[str, int]
     skipped: tuple[Skipped, ...]
     measures: tuple[MeasureResult, ...]
+
+    @property
+    def units(self) -> int:
+        """Number of units; that of samples unless several samples are parts of one unit."""
+        return sum(self.groups.values())
+
+    @property
+    def counted(self) -> str:
+        """What `n` counts, as a word: sample or unit."""
+        return "sample" if self.units == self.samples else "unit"
 
     def measure(self, name: str) -> MeasureResult | None:
         """One measure by name."""

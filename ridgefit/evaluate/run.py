@@ -103,14 +103,16 @@ def _task_run(
     settings: EvalSettings,
 ) -> TaskRun:
     found = task.samples(loaded, reach_of(arms, task.tail), settings.seed)
-    kept = math.ceil(settings.fraction * len(found.samples))
+    # A unit is kept whole: with half of its samples it would weigh as much and say less.
+    units = list(dict.fromkeys(sample.unit for sample in found.samples))
+    kept = set(units[: math.ceil(settings.fraction * len(units))])
     plain = task_settings.model_dump(mode="json")
     return TaskRun(
         name=name,
         sha256=sha256_bytes(canonical_json(plain)),
         settings=plain,
         measures=task.measures,
-        samples=found.samples[:kept],
+        samples=tuple(sample for sample in found.samples if sample.unit in kept),
         skipped=found.skipped,
     )
 
@@ -253,7 +255,8 @@ def _complete(journal: Journal, keys: Mapping[str, Key]) -> bool:
 
 
 def _body(run: TaskRun, sample: Sample, scored: Scored) -> dict[str, Any]:
-    return {"task": run.name, "group": sample.group, "scores": dict(scored.scores), **scored.detail}
+    unit = {} if sample.unit == sample.id else {"unit": sample.unit}
+    return {"task": run.name, "group": sample.group, **unit, "scores": dict(scored.scores), **scored.detail}
 
 
 @contextmanager

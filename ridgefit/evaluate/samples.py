@@ -60,6 +60,7 @@ class Sample:
         prompt: token ids, `[prompt]`, int64 on the CPU.
         target: token ids that are scored after the prompt, `[target]`; empty if the model finds them.
         facts: what the scorer needs beside (the expected number, its depth).
+        part_of: what several samples of one group are pieces of (a document); None if it stands alone.
     """
 
     id: str
@@ -67,6 +68,12 @@ class Sample:
     prompt: torch.Tensor
     target: torch.Tensor
     facts: Mapping[str, Any] = field(default_factory=dict)
+    part_of: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """What counts once in means and is resampled whole, because its samples are not independent."""
+        return self.part_of or self.id
 
     @property
     def prompt_sha256(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ridgefit.errors import CheckFailed
@@ -21,7 +22,7 @@ CONTRASTS = ("identity", "none", "pop")
 WEAK = 0.5
 """Share of needles below which the exact model is no ruler."""
 FEW = 10
-"""Samples below which a bootstrap interval holds the truth less often than it says."""
+"""Units below which a bootstrap interval holds the truth less often than it says."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,9 @@ def summarise_task(
 ) -> TaskResult:
     """Means and paired differences of one task.
 
+    Scores and differences are averaged within each unit first, and it is units that are resampled: the
+    samples of one unit share its text, so counting each would make intervals too narrow.
+
     Args:
         run: the task.
         arms: exact first.
@@ -78,7 +82,7 @@ def summarise_task(
         prompts_sha256=prompts_sha256(run.samples),
         settings=dict(run.settings),
         samples=len(run.samples),
-        groups=dict(sorted(Counter(sample.group for sample in run.samples).items())),
+        groups=dict(sorted(Counter({s.unit: s.group for s in run.samples}.values()).items())),
         counts=dict(sorted(counts.items())),
         skipped=tuple(Skipped(sample=label, reason=reason) for label, reason in run.skipped),
         measures=tuple(
@@ -121,12 +125,12 @@ def warnings_of(results: Sequence[TaskResult], exact: str) -> Iterator[str]:
         if task.skipped:
             yield f"{task.name}: {len(task.skipped)} documents were too short and are left out."
         rough = "intervals from so few are narrower than they should be."
-        if task.samples < FEW:
-            yield f"{task.name}: {task.samples} samples only; {rough}"
+        if task.units < FEW:
+            yield f"{task.name}: {task.units} {task.counted}s only; {rough}"
         for measure in task.measures:
             n = measure.arms[0].n
-            if n < min(FEW, task.samples):
-                yield f"{task.name}: {measure.title} rests on {n} of {task.samples} samples; {rough}"
+            if n < min(FEW, task.units):
+                yield f"{task.name}: {measure.title} rests on {n} of {task.units} {task.counted}s; {rough}"
 
 
 def prompts_sha256(samples: Sequence[Sample]) -> str:
@@ -145,7 +149,7 @@ class _Table:
         self._resamples = resamples
         self._seed = seed
 
-    def values(self, measure: Measure, arm: Arm) -> dict[str, float]:
+    def scores(self, measure: Measure, arm: Arm) -> dict[str, float]:
         """Sample id -> score, where the sample has one."""
         found = {}
         for sample in self._run.samples:
@@ -153,6 +157,10 @@ class _Table:
             if score is not None:
                 found[sample.id] = float(score)
         return found
+
+    def values(self, measure: Measure, arm: Arm) -> dict[str, float]:
+        """Unit -> mean score of its samples, where one of them has one."""
+        return self._by_unit(self.scores(measure, arm))
 
     def arm_score(self, measure: Measure, arm: Arm, exact: Arm) -> ArmScore:
         values = self.values(measure, arm)
@@ -178,14 +186,23 @@ class _Table:
         return Contrast(arm=arm.label, against=other.label, difference=_difference(interval))
 
     def _interval(self, measure: Measure, arm: Arm, other: Arm) -> Interval:
-        left, right = self.values(measure, arm), self.values(measure, other)
-        samples = [sample for sample in self._run.samples if sample.id in left]
+        left, right = self.scores(measure, arm), self.scores(measure, other)
+        differences = self._by_unit({name: score - right[name] for name, score in left.items()})
+        groups = {sample.unit: sample.group for sample in self._run.samples}
         return bca(
-            [left[sample.id] - right[sample.id] for sample in samples],
-            [sample.group for sample in samples],
+            list(differences.values()),
+            [groups[unit] for unit in differences],
             resamples=self._resamples,
             seed=self._seed,
         )
+
+    def _by_unit(self, found: Mapping[str, float]) -> dict[str, float]:
+        """Unit -> mean over those of its samples that are in `found`, units in the order of samples."""
+        members: dict[str, list[float]] = {}
+        for sample in self._run.samples:
+            if sample.id in found:
+                members.setdefault(sample.unit, []).append(found[sample.id])
+        return {unit: fmean(values) for unit, values in members.items()}
 
 
 def _bound(measure: Measure, interval: Interval) -> tuple[float | None, float | None]:

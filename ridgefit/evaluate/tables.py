@@ -96,10 +96,11 @@ def bound_grid(task: TaskResult) -> Grid:
 
 
 def task_title(task: TaskResult) -> str:
-    """Name, number of samples and how they fall into domains."""
+    """Name, number of samples and of the units they make up, and how those fall into domains."""
     groups = ", ".join(f"{name} {count}" for name, count in task.groups.items())
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in task.counts.items())
-    return f"{task.name}: {task.samples} samples ({groups}){'; ' + counts if counts else ''}"
+    units = "" if task.units == task.samples else f" in {task.units} units"
+    return f"{task.name}: {task.samples} samples{units} ({groups}){'; ' + counts if counts else ''}"
 
 
 def score_cell(measure: MeasureResult, score: ArmScore) -> str:

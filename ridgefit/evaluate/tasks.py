@@ -18,12 +18,14 @@ TASKS: dict[str, Callable[[Any], Task]] = {
 
 
 def task_names(settings: Sequence[Any]) -> tuple[str, ...]:
-    """A short name per task, unique within the evaluation: kind, lengths, needles, and a count if need be."""
+    """A short name per task, unique within the evaluation: kind, lengths, needles or stretches, a count."""
     names: list[str] = []
     for task in settings:
         name = f"{task.task} {task.prompt}/{task.tail}"
         if getattr(task, "needles", 1) > 1:
             name += f" {task.needles} keys"
+        if getattr(task, "stretches", 1) > 1:
+            name += f" {task.stretches} stretches"
         twins = sum(other == name or other.startswith(f"{name} #") for other in names)
         names.append(f"{name} #{twins + 1}" if twins else name)
     return tuple(names)

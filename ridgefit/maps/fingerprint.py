@@ -66,13 +66,15 @@ class Fingerprint(BaseModel):
             identity: of the model that the maps shall be applied to.
 
         Returns:
-            One line per difference that does not forbid the use: family, name, dtype, revision, config, or a
+            One line per difference that does not forbid the use: name, dtype, revision, config, or a
             tokenizer that one side does not state.
 
         Raises:
-            BadInput: dimensions, layer kinds or tokenizer differ; names the field and both values.
+            BadInput: family, dimensions, layer kinds or tokenizer differ; names the field and both values.
         """
         model = Fingerprint.of(identity)
+        if self.family != model.family:  # equal sizes do not make equal layers: norms and rotary differ
+            raise _refusal("family", self.family, model.family)
         for field, wanted in self.dims.items():
             if field in model.dims and model.dims[field] != wanted:
                 raise _refusal(field, wanted, model.dims[field])
@@ -85,7 +87,7 @@ class Fingerprint(BaseModel):
             unchecked = ["the tokenizer was not checked: its hash is not known on both sides"]
         differing = [
             f"maps were fitted on {field} {wanted}, this model has {found}"
-            for field in ("family", "name", "dtype", "revision", "config_sha256")
+            for field in ("name", "dtype", "revision", "config_sha256")
             if (wanted := getattr(self, field)) is not None
             and (found := getattr(model, field)) is not None
             and wanted != found

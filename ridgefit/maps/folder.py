@@ -209,11 +209,11 @@ def read_split(folder: Path, manifest: MapsManifest, split: int | None = None) -
     """
     known = ", ".join(map(str, manifest.splits))
     if split is None and len(manifest.splits) > 1:
-        raise BadInput(f"{folder} holds several splits ({known})", "choose one with --split")
+        raise BadInput(f"{folder} holds several splits ({known})", "name one of them as the split")
     chosen = next(iter(manifest.splits)) if split is None else split
     record = manifest.splits.get(chosen)
     if record is None:
-        raise BadInput(f"{folder} holds no split {chosen}, only {known}", "choose one with --split")
+        raise BadInput(f"{folder} holds no split {chosen}, only {known}", "name one of them as the split")
     path = folder / record.file
     if record.layout == "source":
         maps = read_source(path, record.sha256)

@@ -27,10 +27,14 @@ def kind_of(path: Path) -> Literal["maps", "source", "format1"]:
         return "maps"
     if (path / FORMAT1_MANIFEST).is_file():
         return "format1"
+    if (path / "capture.json").is_file():
+        raise BadInput(f"{path} is a capture and holds no maps", "fit them with `ridgefit solve` first")
     inside = sorted(
         item.name
         for item in path.iterdir()
-        if item.suffix == ".safetensors" or (item / FORMAT1_MANIFEST).is_file()
+        if item.suffix == ".safetensors"
+        or (item / FORMAT1_MANIFEST).is_file()
+        or (item / maps_folder.MANIFEST).is_file()
     )
     raise BadInput(
         f"{path} holds neither {maps_folder.MANIFEST} nor {FORMAT1_MANIFEST}",

@@ -1,7 +1,7 @@
 """The only room that knows transformers' modules, caches and masks: one port per model family."""
 
 from ridgefit.models.call import layer_input
-from ridgefit.models.load import LoadedModel, find_model, load_model, split_revision
+from ridgefit.models.load import LoadedModel, device_of, find_model, load_model, split_revision
 from ridgefit.models.port import LayerKind, Port, Written
 from ridgefit.models.registry import FAMILIES, port_of
 from ridgefit.models.rowcache import RowCache
@@ -15,6 +15,7 @@ __all__ = [
     "RowCache",
     "Rows",
     "Written",
+    "device_of",
     "find_model",
     "layer_input",
     "load_model",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from ridgefit.errors import BadInput
+from ridgefit.models.hub import fetched
 from ridgefit.models.identity import public_name
 from ridgefit.models.port import Port
 from ridgefit.models.registry import port_of, require_family
@@ -79,7 +81,7 @@ def load_model(
     """
     name, revision = split_revision(ref)
     folder, commit = find_model(ref, trust_remote_code=trust_remote_code)
-    place = _device(device)
+    place = device_of(device)
     require_family(_config(folder, trust_remote_code))
     require_whole_weights(folder)
     tokenizer = _tokenizer(folder, trust_remote_code)
@@ -137,33 +139,11 @@ def _is_folder(ref: str) -> bool:
 
 def _download(ref: str, trust_remote_code: bool) -> tuple[Path, str | None]:
     """Fetch a snapshot: configuration, tokenizer and safetensors, never pickles."""
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
     name, revision = split_revision(ref)
     patterns = [*_FILES, "*.py"] if trust_remote_code else list(_FILES)
-    try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except errors.GatedRepoError as error:
-        raise BadInput(
-            f"the Hub model {name} is gated and this account has no access",
-            f"accept its licence at https://huggingface.co/{name} and log in with `hf auth login`",
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise BadInput(
-            f"the Hub model {name} has no revision {revision!r}", "check the name after @"
-        ) from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise BadInput(
-            f"the Hub has no public model {name!r}, and no such folder exists here",
-            "check the name, or log in with `hf auth login` if the model is private",
-        ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise BadInput(
-            f"the Hub model {name} is not on this machine and the Hub cannot be reached",
-            "connect, unset HF_HUB_OFFLINE, or give a local folder",
-        ) from error
-    except (errors.HfHubHTTPError, OSError) as error:
-        raise BadInput(f"the Hub model {name} could not be fetched ({_line(error)})", "try again") from error
+    folder = fetched(name, revision, partial(snapshot_download, allow_patterns=patterns))
     commit = folder.name if folder.parent.name == "snapshots" else None
     return folder, commit
 
@@ -249,7 +229,12 @@ def _model(folder: Path, dtype: str, attention: str, trust_remote_code: bool) ->
     return cast("nn.Module", model)
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device of a `--device`; "auto" is CUDA when there is one.
+
+    Raises:
+        BadInput: it is unknown, or not on this machine.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

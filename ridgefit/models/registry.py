@@ -69,5 +69,5 @@ def _unknown(config: Any) -> BadInput:
         f"no port says what a layer of the model family {name!r} writes to its cache "
         f"(known: {', '.join(sorted(FAMILIES))})",
         f"add ridgefit/models/{name}.py with a subclass of Port, one row in ridgefit/models/registry.py "
-        "and one row in tests/conftest.py",
+        "and one row in tests/tiny_models.py",
     )

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from ridgefit import cost
 from ridgefit.errors import BadInput, CheckFailed
 from ridgefit.maps import Fingerprint, LayerMap, MapSet
-from ridgefit.models import port_of
+from ridgefit.models import device_of, port_of
 from ridgefit.recipe import BenchPrefillSettings
 from ridgefit.runtime import RidgeFill
 from ridgefit.versions import library_versions, machine
@@ -106,7 +106,7 @@ def bench_prefill(settings: BenchPrefillSettings, progress: Progress | None = No
     lengths = settings.tokens or _LENGTHS.get(settings.preset, _LONG)
     plans = {tokens: _arms(shape, settings, tokens) for tokens in lengths}
     dtype = str(config["dtype"]) if settings.dtype == "auto" else settings.dtype
-    device = _device(settings.device)
+    device = device_of(settings.device)
     generator = torch.Generator(device).manual_seed(settings.seed)
     model = _random_model(config, _DTYPES[dtype], device, settings.attention, generator)
     maps = _random_maps(shape, plans, model, generator)
@@ -155,15 +155,6 @@ def _arms(shape: cost.ModelShape, settings: BenchPrefillSettings, tokens: int) -
                 "lengthen --tokens or shorten --tail",
             )
     return arms
-
-
-def _device(name: str) -> torch.device:
-    device = (
-        torch.device("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else torch.device(name)
-    )
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"device {name!r} is not on this machine", "use --device cpu")
-    return device
 
 
 def _random_model(

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import torch
-
 from ridgefit import cost
 from ridgefit.capture import CaptureResult, Progress, estimate
 from ridgefit.capture import capture as stream
+from ridgefit.capture.checks import record_to_resume
 from ridgefit.capture.estimate import require_room
 from ridgefit.corpus import Document, TokenStore, build_store, read_documents
 from ridgefit.errors import BadInput
-from ridgefit.models import LoadedModel, load_model
+from ridgefit.models import LoadedModel, device_of, load_model
 from ridgefit.moments import product_for
 from ridgefit.pipeline.plan import find_config
 from ridgefit.recipe import CaptureSettings, DataSettings, ModelSettings
@@ -28,8 +27,8 @@ def capture(
 ) -> CaptureResult:
     """Capture the moments of one or several splits.
 
-    Splits, memory and disk are checked from the model's config, the text is opened, and only then is the
-    model loaded.
+    Splits, memory and disk are checked from the model's config, the text and the folder are looked at, and
+    only then is the model loaded.
 
     Raises:
         BadInput: a split outside the model, too little memory or disk, text that cannot be read, or anything
@@ -37,6 +36,7 @@ def capture(
         Interrupted: stopped by a signal; everything done is saved.
     """
     check_plan(model, data, settings, out)
+    record_to_resume(out, settings)
     documents = open_text(data)
     loaded = load_model(**model.load_options())
     return stream(loaded, token_store(loaded, data, documents), settings, out, progress=progress)
@@ -66,7 +66,7 @@ def check_plan(model: ModelSettings, data: DataSettings, settings: CaptureSettin
     Raises:
         BadInput: a split outside the model, a window past its positions, or too little memory or disk.
     """
-    config = find_config(model.model)
+    config = find_config(model.model, weights=True)
     shape = cost.shape_from_config(config)
     for split in settings.split:
         if not 1 <= split < shape.layers:
@@ -74,15 +74,15 @@ def check_plan(model: ModelSettings, data: DataSettings, settings: CaptureSettin
                 f"split {split} is outside this model, whose layers are 0 to {shape.layers - 1}",
                 f"use splits from 1 to {shape.layers - 1}",
             )
+    if len(set(settings.split)) < len(settings.split):
+        raise BadInput(f"splits {list(settings.split)} name one twice", "name each split once")
     positions = int(config.get("max_position_embeddings") or 0)
     if positions and data.window > positions:
         raise BadInput(
             f"windows of {data.window} tokens pass the {positions} positions this model was made for",
             f"use --window {positions} or less",
         )
-    device = torch.device(
-        ("cuda" if torch.cuda.is_available() else "cpu") if model.device == "auto" else model.device
-    )
+    device = device_of(model.device)
     needs = estimate(
         shape,
         settings,

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from ridgefit import cost
 from ridgefit.corpus import Document
 from ridgefit.corpus.encoding import Encoder
 from ridgefit.errors import BadInput
 from ridgefit.evaluate.arms import Arm, resolve_arm
 from ridgefit.hub import local_maps
 from ridgefit.models import LoadedModel, load_model
+from ridgefit.pipeline.plan import find_config
 from ridgefit.recipe import ArmSettings, GenerateSettings, ModelSettings
 from ridgefit.runtime import FillReport
 
@@ -52,21 +54,20 @@ class Generated(BaseModel):
 
 
 def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
-    """Load a model and generate from one prompt under an arm.
+    """Generate from one prompt under an arm.
+
+    The prompt and the maps are read first, so that what is wrong with them is said before a model is loaded.
 
     Raises:
-        BadInput: no prompt, a prompt longer than the model reads, or an arm that does not fit.
+        BadInput: no prompt, a prompt longer than the model reads, an arm that does not fit, or a model whose
+            scores are not numbers.
     """
     if settings.maps is not None:
         settings = settings.model_copy(update={"maps": local_maps(settings.maps, settings.split)})
+    text = _prompt_text(settings)
+    arm, tail = _arm(cost.shape_from_config(find_config(model.model, weights=True)).layers, settings)
     loaded = load_model(**model.load_options())
-    return generate_with(loaded, settings)
-
-
-def generate_with(loaded: LoadedModel, settings: GenerateSettings) -> Generated:
-    """`generate` on a model that is loaded already."""
-    ids = _prompt_ids(loaded, settings)
-    arm, tail = _arm(loaded, settings)
+    ids = _prompt_ids(loaded, text, settings)
     warnings = list(arm.fill.check(loaded.port, loaded.tokenizer)) if arm.fill else []
     if arm.fill and ids.shape[1] <= tail + arm.sink_rows:
         warnings.append(
@@ -82,6 +83,7 @@ def generate_with(loaded: LoadedModel, settings: GenerateSettings) -> Generated:
             attention_mask=torch.ones_like(ids),
             max_new_tokens=settings.new_tokens,
             streamer=clock,
+            logits_processor=[_numbers],
             pad_token_id=_pad(loaded.tokenizer),
             **_sampling(settings.temperature),
         )
@@ -100,6 +102,16 @@ def generate_with(loaded: LoadedModel, settings: GenerateSettings) -> Generated:
         rows_filled=report.rows_filled if report else 0,
         warnings=tuple(warnings),
     )
+
+
+def _numbers(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """`scores` as they are: a model that has overflowed would go on to say something all the same."""
+    if scores.isnan().any():
+        raise BadInput(
+            f"the model's scores after {ids.shape[1]} tokens are not numbers",
+            "run `ridgefit doctor` on it, or load it with --dtype bfloat16 or float32",
+        )
+    return scores
 
 
 @dataclass
@@ -125,18 +137,18 @@ def _applied(arm: Arm, loaded: LoadedModel, tail: int) -> AbstractContextManager
     return arm.applied(loaded.model, tail) if arm.fill else nullcontext()
 
 
-def _arm(loaded: LoadedModel, settings: GenerateSettings) -> tuple[Arm, int]:
+def _arm(n_layers: int, settings: GenerateSettings) -> tuple[Arm, int]:
     """The arm, with tail and sink rows from the maps where the user names none."""
     wanted = ArmSettings(
         kind=settings.arm, split=settings.split, tail=settings.tail, sink_rows=settings.sink_rows or 0
     )
-    arm = resolve_arm(wanted, settings.maps, loaded.port.n_layers)
+    arm = resolve_arm(wanted, settings.maps, n_layers)
     if arm.fill is None:
         return arm, 0
     defaults = arm.fill.maps.defaults if arm.fill.maps else None
     if settings.sink_rows is None and defaults and defaults.sink_rows:
         arm = resolve_arm(
-            wanted.model_copy(update={"sink_rows": defaults.sink_rows}), settings.maps, loaded.port.n_layers
+            wanted.model_copy(update={"sink_rows": defaults.sink_rows}), settings.maps, n_layers
         )
     tail = arm.tail if arm.tail is not None else (defaults.tail if defaults else None)
     if tail is None:
@@ -144,8 +156,7 @@ def _arm(loaded: LoadedModel, settings: GenerateSettings) -> tuple[Arm, int]:
     return arm, tail
 
 
-def _prompt_ids(loaded: LoadedModel, settings: GenerateSettings) -> torch.Tensor:
-    """`[1, tokens]` on the model's device."""
+def _prompt_text(settings: GenerateSettings) -> str:
     text = settings.prompt
     if settings.prompt_file is not None:
         try:
@@ -156,6 +167,11 @@ def _prompt_ids(loaded: LoadedModel, settings: GenerateSettings) -> torch.Tensor
             raise BadInput(f"prompt file {settings.prompt_file} is not UTF-8 text ({error})") from error
     if not text or not text.strip():
         raise BadInput("the prompt is empty", "pass --prompt or --prompt-file with text")
+    return text
+
+
+def _prompt_ids(loaded: LoadedModel, text: str, settings: GenerateSettings) -> torch.Tensor:
+    """`[1, tokens]` on the model's device."""
     longest = int(getattr(loaded.port.config, "max_position_embeddings", 0)) or 1 << 30
     tokens = _chat_ids(loaded, text) if settings.chat else _plain_ids(loaded, text, longest)
     if len(tokens) + settings.new_tokens > longest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +92,21 @@ def plan(settings: PlanSettings) -> Plan:
     )
 
 
-def find_config(ref: str) -> dict[str, Any]:
+def find_config(ref: str, *, weights: bool = False) -> dict[str, Any]:
     """Parsed `config.json` of a local folder, a file, a bundled model, a preset or a Hub name.
 
     Only a Hub name touches the network, and only for this one file.
+
+    Args:
+        ref: the model.
+        weights: it will be loaded, so that a config file or a preset alone will not do.
 
     Raises:
         BadInput: nothing of that name is here, or it is not a model config.
     """
     path = Path(ref).expanduser()
+    if weights and (path.is_file() or ref in cost.preset_names()) and not path.is_dir():
+        raise BadInput(f"{ref} has a config and no weights", "give the folder of a saved model")
     if ref.startswith("bundled:"):
         config = read_json(_bundled_config(ref.removeprefix("bundled:")))
     elif path.is_dir():
@@ -111,9 +118,9 @@ def find_config(ref: str) -> dict[str, Any]:
     elif ref.count("/") == 1 and not ref.startswith((".", "/", "~")):
         config = read_json(_download_config(ref))
     else:
+        others = "" if weights else f", a config.json or one of {', '.join(cost.preset_names())}"
         raise BadInput(
-            f"there is no model folder, config file or preset {ref!r}",
-            f"give a folder, a config.json, org/name[@revision], or one of {', '.join(cost.preset_names())}",
+            f"the model {ref} does not exist", f"give a folder, bundled:llama, org/name[@revision]{others}"
         )
     if not isinstance(config, dict):
         raise BadInput(f"the config of {ref} is not a JSON object", "give a model's config.json")
@@ -130,8 +137,10 @@ def _bundled_config(name: str) -> Path:
 def _download_config(ref: str) -> Path:
     from huggingface_hub import hf_hub_download
 
+    from ridgefit.models.hub import fetched
+
     name, _, revision = ref.partition("@")
-    return Path(hf_hub_download(name, "config.json", revision=revision or None))
+    return fetched(name, revision or None, partial(hf_hub_download, filename="config.json"))
 
 
 def _arm(shape: cost.ModelShape, settings: PlanSettings, suggestion: cost.Suggestion) -> cost.Arm:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ConfigDict, create_model
 
 from ridgefit.errors import BadInput
 from ridgefit.pipeline.validation import Location, dotted, known_names, nearest, validated
-from ridgefit.recipe import RunRecipe
+from ridgefit.recipe import RunRecipe, Settings
 
 
 def load_recipe(path: Path, overrides: Iterable[str] = ()) -> RunRecipe:
@@ -27,11 +28,28 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> RunRecipe:
     values, lines = read_yaml(path)
     for override in overrides:
         _replace(values, override)
+    return validated(RunRecipe, values, place=_placing(path, lines))
 
-    def place(location: Location) -> str:
-        return f"{path} line {_line(lines, location)}: "
 
-    return validated(RunRecipe, values, place=place)
+def load_sections(path: Path) -> dict[type[Settings], dict[str, Any]]:
+    """What each section of a recipe sets; the recipe need not be whole, as a command reads few of them.
+
+    Raises:
+        BadInput: as `load_recipe`, but for sections that are missing.
+    """
+    values, lines = read_yaml(path)
+    fields: dict[str, Any] = {name: (info.annotation, None) for name, info in RunRecipe.model_fields.items()}
+    part = create_model("RecipePart", __config__=ConfigDict(extra="forbid"), **fields)
+    found = validated(part, values, place=_placing(path, lines))
+    return {
+        type(section): section.model_dump(exclude_unset=True)
+        for section in vars(found).values()
+        if isinstance(section, Settings)
+    }
+
+
+def _placing(path: Path, lines: dict[Location, int]) -> Callable[[Location], str]:
+    return lambda location: f"{path} line {_line(lines, location)}: "
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Location, int]]:

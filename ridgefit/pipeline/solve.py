@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from ridgefit import cost
 from ridgefit.capture import CandidateScores, CaptureFolder, HeldRows, load_capture
 from ridgefit.capture.identity import require_same, weights_sha256
 from ridgefit.features import FeatureList
@@ -95,7 +96,7 @@ def solve(
         settings: penalty and grid.
         out: MAPS folder; must not exist or be empty.
         progress: called with what is being done.
-        defaults: tail and sink rows to suggest in the files.
+        defaults: tail and sink rows to suggest in the files; the paper's tail if absent (see `cost.suggest`).
 
     Raises:
         BadInput: an unfinished capture, another model than the captured one, too few rows, a folder in use.
@@ -147,7 +148,7 @@ def solve_with(
                     out_width=hidden,
                     read=_reader(split, fit, report.choice),
                     features=captured.features,
-                    defaults=defaults or Defaults(),
+                    defaults=defaults or _suggested(loaded),
                 ),
                 alphas=report.choice.alphas,
                 penalty=settings.penalty,
@@ -162,6 +163,13 @@ def solve_with(
         provenance=_provenance(captured, settings),
     )
     return SolveReport(out=str(out), splits=tuple(reports))
+
+
+def _suggested(loaded: LoadedModel) -> Defaults:
+    """A tail for prompts as long as the model takes."""
+    config = loaded.port.config.to_dict()
+    longest = int(config.get("max_position_embeddings") or 16_384)
+    return Defaults(tail=cost.suggest(cost.shape_from_config(config), longest).tail)
 
 
 def _judge(

@@ -13,6 +13,14 @@ from ridgefit.pipeline.fields import choices, item_type, kinds, settings_classes
 
 Location = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
+# Of pydantic's sentences, those that say one thing twice.
+_PLAIN = {
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "bool_parsing": "must be true or false",
+    "too_short": "must hold at least one",
+}
 
 
 def dotted(location: Location) -> str:
@@ -147,11 +155,24 @@ def _sentence(
         message = f"must be one of {', '.join(words)}"
     if kind == "model_type":
         message = "must hold settings"
+    if kind in _PLAIN:
+        message = _PLAIN[kind]
+    if kind == "string_pattern_mismatch":
+        message = f"must look like {_examples(model, location)}"
     message = message.replace("Input should", "must").replace("should", "must")
     message = message.replace("valid tuple", "list").replace("Tuple", "it")
     return f"{key} is {_shown(error['input'])}, {message[:1].lower()}{message[1:]}", _meant(
         error["input"], words
     )
+
+
+def _examples(model: type[BaseModel], location: Location) -> str:
+    """What a field of a certain form looks like, as its settings class shows it."""
+    for settings in settings_classes(_at(model, location[:-1]) if location[1:] else model):
+        field = settings.model_fields.get(str(location[-1]))
+        if field is not None and field.examples:
+            return " or ".join(map(str, field.examples))
+    return "its pattern"
 
 
 def _at(model: Any, location: Location) -> Any:

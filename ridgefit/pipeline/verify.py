@@ -61,7 +61,8 @@ def verify(
     statement about arithmetic and not about rounding.
 
     Raises:
-        BadInput: there are no maps at the path, or the model cannot be loaded.
+        BadInput: there are no maps at the path, or the model cannot be loaded or has weights that are not
+            finite.
     """
     settings = settings.model_copy(update={"maps": local_maps(settings.maps)})
     lines = [VerifyLine(**found.model_dump()) for found in verify_files(settings.maps)]
@@ -70,7 +71,8 @@ def verify(
         options = model.load_options()
         if model.dtype == "auto":
             options["dtype"] = "float32"
-        loaded = load_model(**options)
+        # Weights that are not numbers would fail every check below and blame the fill.
+        loaded = load_model(**options, check_weights=True)
         for split in _splits(settings):
             if progress:
                 progress(len(lines), None, f"split {split} on the model")

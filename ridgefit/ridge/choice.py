@@ -124,7 +124,7 @@ def _edges(grid: Sequence[GridScore], chosen: Sequence[float], per_layer: bool) 
     found = []
     for edge, word in ((grid[0].alpha, "smallest"), (grid[-1].alpha, "largest")):
         count = chosen.count(edge)
-        if count:
+        if count and edge > 0:  # nothing lies below no penalty at all
             where = f"{count} of {len(chosen)} layers" if per_layer else "the split"
             found.append(f"{where} chose alpha {edge:g}, the {word} of the grid; widen --alphas")
     return found

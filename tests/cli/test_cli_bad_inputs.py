@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from ridgefit.cli.app import main
+from ridgefit.errors import BadInput
+from ridgefit.files import require_unused
 
 TEXT = "the cat sat on the mat and the dog sat on the log; 12 34 "
 Folder = Callable[..., Path]
@@ -68,6 +71,9 @@ def test_a_model_that_is_not_there(bench: Bench, tmp_path: Path) -> None:
             "eval": ("--arms", "exact", "--tasks", "needle", "--out", bench.out),
         }[command]
         bench.refused(f"{tmp_path}/none", command, tmp_path / "none", *rest)
+        if command in ("capture", "generate"):
+            bench.refused("no weights", command, "qwen3-8b", *rest)
+            bench.refused("no weights", command, bench.model / "config.json", *rest)
     assert not bench.out.exists()
 
 
@@ -94,18 +100,77 @@ def test_names_that_the_hub_refuses(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
     bench.refused(words, "doctor", "org/name@main")
-    bench.refused("", "plan", "org/name@main")
-    bench.capture("", model="org/name@main")
+    bench.refused(words, "plan", "org/name@main")
+    bench.capture(words, model="org/name@main")
     assert not bench.out.exists()
 
 
 @pytest.mark.parametrize(
-    ("split", "words"), [(0, "split 0"), (6, "split 6"), (-1, "split -1"), ("x", "must be a valid integer")]
+    ("split", "words"), [(0, "split 0"), (6, "split 6"), (-1, "split -1"), ("x", "must be a whole number")]
 )
 def test_splits_outside_the_model(split: Any, words: str, bench: Bench) -> None:
     bench.capture(words, split=split)
     assert not bench.out.exists()
+
+
+def test_a_split_named_twice(bench: Bench) -> None:
+    bench.capture("name one twice", split="3,3")
+    assert not bench.out.exists()
+
+
+def test_a_device_that_is_not_there(bench: Bench) -> None:
+    for device in ("cuda:77", *(() if torch.cuda.is_available() else ("cuda",))):
+        bench.capture("not on this machine", device=device)
+        bench.refused("not on this machine", "bench", "prefill", "--device", device)
+    assert not bench.out.exists()
+
+
+def test_a_folder_that_holds_something_is_refused_before_a_model_is_loaded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ridgefit.pipeline import capture
+
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(capture, "load_model", load)
+    bench.out.mkdir()
+    (bench.out / "thesis.tex").touch()
+    bench.capture("holds no capture")
+
+
+def test_folders_that_may_not_be_written(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write anywhere, so that the system's refusal is put in its mouth."""
+
+    def refuse(*path: Any, **_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", *map(str, path[:1]))
+
+    given = ("--arms", "exact", "--tasks", f"nll,data={bench.data},prompt=32,tail=8,scored=4")
+    line = ("eval", bench.model, *given, "--device", "cpu", "--out", bench.out)
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.mkdir", refuse)
+        for said in (bench.capture("cannot write"), bench.refused("cannot write", *line)):
+            assert "a folder that you may write to" in said
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.mkdtemp", refuse)
+        assert f"cannot write {bench.out} " in bench.refused(
+            "", "quantize", wide_maps(tmp_path), "--out", bench.out
+        )
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(BadInput, match="cannot write"):
+        require_unused(bench.out)
+
+
+def wide_maps(folder: Path) -> Path:
+    from ridgefit.maps import LayerMap, MapSet, write_source
+
+    layers = {layer: LayerMap(torch.eye(128), torch.zeros(128)) for layer in (3, 4, 5)}
+    write_source(folder / "wide.safetensors", MapSet.of(layers))
+    return folder / "wide.safetensors"
 
 
 def test_tails_that_cannot_be(bench: Bench) -> None:
@@ -157,6 +222,19 @@ def test_weights_that_are_not_numbers(bench: Bench, tmp_path: Path) -> None:
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     bench.refused("not finite", "doctor", broken, "--device", "cpu")
     bench.capture("not finite", model=broken)
+    line = ("generate", broken, "--prompt", TEXT, "--device", "cpu")
+    bench.refused("not numbers", *line, "--arm", "exact")
+    bench.refused("not numbers", *line, "--arm", "identity", "--split", 3, "--tail", 8)
+
+
+def test_weights_that_are_not_numbers_do_not_blame_the_maps(bench: Bench, maps: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = copied(bench, maps.parent / "nan")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    bench.refused("not finite", "verify", maps, "--model", broken, "--device", "cpu")
 
 
 @pytest.mark.parametrize("keep", [0, 5, 200, -40])
@@ -208,7 +286,8 @@ def test_too_few_rows_for_no_penalty(bench: Bench, tmp_path: Path) -> None:
 def test_a_full_disk(bench: Bench, maps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    bench.capture("free disk space")
+    said = bench.capture("free disk space")
+    assert "0.00 GiB" not in said, "in units in which there is something to see"
     assert nothing_but_a_lock(bench.out)
 
 

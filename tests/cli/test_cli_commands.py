@@ -171,7 +171,7 @@ def test_capture_merge_solve(run: Run, text: Run, wide: Path, calibration: Path,
     assert [split["split"] for split in solved["splits"]] == [2, 3]
     assert run("verify", tmp_path / "maps", "--model", wide, "--device", "cpu")["ok"] is True
     out, _ = text("inspect", tmp_path / "maps")
-    assert "held out" in out
+    assert out.count("  fit ") == out.count("  held out ") == 2, "each split has its own"
     out, _ = text("solve", tmp_path / "whole", "--out", tmp_path / "again", *given)
     assert "degrees of freedom" in out
     out, _ = text("merge", tmp_path / "part2", tmp_path / "part1", "--out", tmp_path / "merged2")
@@ -197,6 +197,38 @@ def test_a_recipe_fills_what_the_command_line_leaves_out(
     assert (identity["split"], identity["lead"]) == ([4], 0)
     refused = run("capture", "--recipe", path, "--window", "9999", "--out", tmp_path / "no", status=2)
     assert "9999" in refused["error"]
+
+
+def test_a_recipe_for_one_command_need_not_be_whole(
+    run: Run, wide: Path, calibration: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(
+        "evaluate:\n  arms: [{kind: exact}]\n  resamples: 100\n  tasks:\n"
+        f"    - {{task: nll, data: [{calibration}], prompt: 32, tail: 8, scored: 4, documents: 2}}\n"
+    )
+    line = ("eval", wide, "--device", "cpu", "--recipe", path, "--out", tmp_path / "out")
+    assert run(*line)["tasks"]
+    assert "MODEL is required" in run("eval", "--recipe", path, "--out", tmp_path, status=2)["error"]
+    path.write_text(path.read_text().replace("resamples", "resmaples"))
+    refused = run(*line, status=2)["error"]
+    assert "my.yaml line 3: there is no setting evaluate.resmaples: did you mean evaluate.res" in refused
+    path.write_text("evaluat: {}\n")
+    assert "line 1: there is no setting evaluat: did you mean evaluate" in run(*line, status=2)["error"]
+
+
+def test_eval_looks_at_maps_before_it_loads_a_model(
+    run: Run, wide: Path, maps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ridgefit import models
+
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(models, "load_model", load)
+    line = ("eval", wide, "--device", "cpu", "--tasks", "needle", "--out", tmp_path / "out")
+    assert "needs ridge maps" in run(*line, "--arms", "ridge", status=2)["error"]
+    assert "not 4" in run(*line, "--arms", "ridge,split=4", "--maps", maps, status=2)["error"]
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,8 @@ def test_two_settings_may_not_share_a_name() -> None:
         ("eval m --out o --tasks needle,promt=9 --arms exact", "did you mean --tasks[0].prompt"),
         ("eval m --out o --arms exact", "--tasks is required"),
         ("eval --out o --arms exact --tasks needle", "MODEL is required"),
+        ("doctor", "missing argument 'MODEL'"),
+        ("verify --split 3", "missing argument 'MAPS'"),
         ("eval m --arms exact --tasks needle", "missing option '--out'"),
         ("doctor m --dtype bf16", "did you mean bfloat16"),
         ("doctor m --needle-prompt 3", "--needle-prompt is '3', must be greater than or equal to 64"),
@@ -256,7 +258,7 @@ def test_two_settings_may_not_share_a_name() -> None:
         ("doctor m extra", "unexpected extra argument"),
         ("doctr m", "Did you mean 'doctor'"),
         ("doctor m --nedle-prompt 3", "no such option: --nedle-prompt"),
-        ("generate m", "give either prompt or prompt_file"),
+        ("generate m", "give either --prompt or --prompt-file"),
     ],
 )
 def test_a_bad_command_line_is_one_sentence(
@@ -277,3 +279,16 @@ def test_summaries_are_the_commands_own() -> None:
         callback = getattr(module, "entry", None)
         text = callback.__doc__ if callback is not None else module.app.info.help
         assert summary == text.strip().splitlines()[0], name
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [("doctor", "{MODEL}"), ("plan", "{MODEL}"), ("verify", "{MAPS}"), ("capture", "[MODEL]")],
+)
+def test_usage_and_help_agree_on_what_is_required(
+    command: str, usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([command, "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert f"ridgefit {command} [OPTIONS] {usage}" in said
+    assert ("[required here or in the recipe]" in said) == (command == "capture")

@@ -6,6 +6,8 @@ import dataclasses
 import io
 import json
 import logging
+import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -19,7 +21,7 @@ from pydantic import BaseModel
 from ridgefit.cli.options import command
 from ridgefit.cli.output import Output, jsonable
 from ridgefit.cli.progress import Progress
-from ridgefit.cli.render import amount, duration, size
+from ridgefit.cli.render import amount, duration, grid, pairs, plain, size
 
 
 class Result(BaseModel):
@@ -68,6 +70,31 @@ def test_text_goes_to_stdout_and_notes_do_not(capsys: pytest.CaptureFixture[str]
     assert "careful" in said.err
     assert "doing" not in said.err
     assert "beside the result" in said.err
+
+
+def test_text_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """A console would draw a llama for its name, and take what is in brackets for a style."""
+    name = "bundled:llama: [bold]/a[b]/" + "long" * 40
+    Output().result(None, lambda console: plain(console, name))
+    assert capsys.readouterr().out == f"{name}\n"
+    Output().result(None, lambda console: console.print(pairs([(":llama:", "[b] :dog:")])))
+    assert capsys.readouterr().out.split() == [":llama:", "[b]", ":dog:"]
+    Output().result(None, lambda console: console.print(grid(["[b]"], [[":llama:"]])))
+    assert capsys.readouterr().out.split() == ["[b]", ":llama:"]
+
+
+def test_the_hub_client_keeps_its_retries_to_itself() -> None:
+    """In a process of its own, because the client sets its logger's level once, when it is imported."""
+    source = (
+        "import logging\nfrom ridgefit.cli.output import Output\nwith Output().speaking():\n"
+        "    import huggingface_hub\n    huggingface_hub.HfApi\n"
+        "    logging.getLogger('huggingface_hub.utils._http').warning('Retrying in 1s')\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_VERBOSITY"}
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stderr == ""
 
 
 def test_quiet_and_verbose(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,13 +184,13 @@ def test_a_terminal_gets_a_bar_with_rate_and_time_left(monkeypatch: pytest.Monke
     bar = Progress(stream, clock=clock)
     for step in range(6):
         clock.now = float(step)
-        bar(step, 10, "solve")
+        bar(step, 10, "solve [b] :llama:")
     assert bar._bar is not None
     headers = [type(column).__name__ for column in bar._bar.columns]
     assert "TimeRemainingColumn" in headers
     assert "Rate" in headers
     bar.close()
-    assert "solve" in stream.getvalue()
+    assert "solve [b] :llama:" in stream.getvalue()
     assert "5/10" in stream.getvalue()
 
 

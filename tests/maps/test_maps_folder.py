@@ -185,7 +185,7 @@ def test_narrow_maps_are_not_quantised(tmp_path: Path) -> None:
 
 def test_which_split(tmp_path: Path) -> None:
     build(tmp_path / "maps")
-    with pytest.raises(BadInput, match=r"several splits \(6, 9\): choose one with --split"):
+    with pytest.raises(BadInput, match=r"several splits \(6, 9\): name one of them as the split"):
         load_maps(tmp_path / "maps")
     with pytest.raises(BadInput, match="no split 7, only 6, 9"):
         load_maps(tmp_path / "maps", 7)
@@ -203,6 +203,12 @@ def test_what_is_not_maps(tmp_path: Path) -> None:
         load_maps(tmp_path)
     write_source(tmp_path / "a.safetensors", maps_of(range(9, 12)))
     with pytest.raises(BadInput, match=r"for example .*a.safetensors"):
+        load_maps(tmp_path)
+    write_maps(tmp_path / "run" / "maps", [SplitMaps(maps_of(range(9, 12)))])
+    with pytest.raises(BadInput, match=r"for example .*run/maps"):
+        load_maps(tmp_path / "run")
+    (tmp_path / "capture.json").write_text("{}")
+    with pytest.raises(BadInput, match="is a capture and holds no maps"):
         load_maps(tmp_path)
 
 
@@ -291,7 +297,7 @@ def test_fingerprint_of_an_identity() -> None:
         "window": 32,
     }
     assert found.check(IDENTITY) == []
-    assert Fingerprint.of(IDENTITY | {"name": "/home/me/models/tiny/"}).name == "tiny"
+    assert Fingerprint.of(IDENTITY | {"name": "/data/models/tiny/"}).name == "tiny"
     with pytest.raises(BadInput, match=r"identity is incomplete \(family"):
         Fingerprint.of({"name": "x"})
 
@@ -299,6 +305,7 @@ def test_fingerprint_of_an_identity() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
+        ("family", "mistral", "family is llama in the maps and mistral in the model"),
         ("hidden", 32, "hidden is 16 in the maps and 32 in the model"),
         ("n_layers", 13, "n_layers is 12 in the maps and 13 in the model"),
         ("kv_heads", 4, "kv_heads is 2 in the maps and 4 in the model"),
@@ -326,7 +333,6 @@ def test_fingerprint_refuses(field: str, value: object, words: str) -> None:
         ("name", "org/other", "maps were fitted on name org/tiny, this model has org/other"),
         ("dtype", "bfloat16", "maps were fitted on dtype float32, this model has bfloat16"),
         ("revision", "1" * 40, f"maps were fitted on revision {'0' * 40}, this model has {'1' * 40}"),
-        ("family", "mistral", "maps were fitted on family llama, this model has mistral"),
         ("tokenizer_sha256", None, "the tokenizer was not checked: its hash is not known on both sides"),
     ],
 )

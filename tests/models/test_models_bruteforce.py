@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, WINDOW, build_tiny
+from tiny_models import TINY, WINDOW, build_tiny
 
 from ridgefit.models import Rows, port_of
 

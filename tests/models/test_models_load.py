@@ -165,6 +165,7 @@ def test_hub_errors_are_sentences(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
     refused("org/name@v9", match)
 
 
@@ -182,6 +183,7 @@ def test_hub_model_is_pinned_to_its_commit(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
     loaded = load_model("org/name@main", device="cpu")
     assert (asked["name"], asked["revision"]) == ("org/name", "main")
     assert not any("bin" in pattern or pattern.endswith(".py") for pattern in asked["allow_patterns"])
@@ -196,6 +198,28 @@ def test_offline_hub_name_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     refused("nobody/nothing-of-this-name", "cannot be reached")
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The client tries six times and half a minute by itself; the cache is good enough at once."""
+    asked: list[bool] = []
+
+    def silent(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("name or service not known")
+
+    def download(name: str, *, local_files_only: bool, **settings: Any) -> str:
+        asked.append(local_files_only)
+        return str(folder)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", silent)
+    assert find_model("org/name")[0] == folder
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: None)
+    find_model("org/name")
+    assert asked == [True, False]
 
 
 def test_revision_is_split_off_once(tmp_path: Path) -> None:

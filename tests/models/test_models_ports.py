@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LAYERS, TINY, WINDOW, build_tiny, tokens
+from tiny_models import LAYERS, TINY, WINDOW, build_tiny, tokens
 from transformers import DynamicCache, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from ridgefit.errors import BadInput

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import build_tiny, tokens
+from tiny_models import build_tiny, tokens
 from torch.nn import functional as F  # noqa: N812
 from transformers import DynamicCache
 

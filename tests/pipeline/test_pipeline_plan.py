@@ -105,7 +105,7 @@ def test_text_for_people(arm: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("qwen3-8b --arm pop --split 3", "pop arm has its own split"),
         ("qwen3-8b --memory 16", "prefill with the maps resident of qwen3-8b needs"),
         ("qwen3-8b --memory 20", "capture of qwen3-8b needs"),
-        ("qwen3-80b", "no model folder, config file or preset 'qwen3-80b'"),
+        ("qwen3-80b", "the model qwen3-80b does not exist"),
         ("bundled:nothing", "no bundled model 'nothing'"),
     ],
 )

@@ -62,8 +62,8 @@ def test_a_good_recipe(tmp_path: Path) -> None:
         ("kind: exact", "kind: exct", "line 12: evaluate.arms[0].kind is 'exct', must be one of exact, none"),
         ("task: nll", "task: nil", "line 15: evaluate.tasks[0].task is 'nil', must be one of nll, needle"),
         ("task: nll, ", "", "evaluate.tasks[0].task is missing"),
-        ("[6]", "[six]", "line 7: capture.split[0] is 'six', must be a valid integer"),
-        ("[6]", "[]", "line 7: capture.split is [], it must have at least 1 item"),
+        ("[6]", "[six]", "line 7: capture.split[0] is 'six', must be a whole number"),
+        ("[6]", "[]", "line 7: capture.split is [], must hold at least one"),
         ("[6]", "6", "line 7: capture.split is 6, must be a list"),
         (
             "data: [a.jsonl, b.jsonl]",
@@ -71,12 +71,15 @@ def test_a_good_recipe(tmp_path: Path) -> None:
             "line 7: data.data is set twice, first on line 6",
         ),
         ("name: demo\n", "", "name is required"),
-        ("1e-3", "-1", "line 8: solve: alphas must be distinct and not negative"),
+        ("1e-3", "-1", "line 8: solve: alphas must be distinct, finite and not negative"),
+        ("1e-3", ".nan", "line 8: solve: alphas must be distinct, finite and not negative"),
+        ("1e-3", ".inf", "line 8: solve: alphas must be distinct, finite and not negative"),
         ("{split: [6]}", "fast", "line 7: capture is 'fast', must hold settings"),
         ("bundled:llama", "bundled:llama\n  dtype: bf16", "line 5: model.dtype is 'bf16', must be one of"),
         ("name: demo", "name: [", "line 3 is not YAML"),
         ("name: demo", "name: yes", "line 1: name is True, must be a valid string"),
-        ("name: demo", "name: ''", "line 1: name is '', string must match"),
+        ("name: demo", "name: ''", "line 1: name is '', must look like qwen3-8b"),
+        ("{split: [6]}", "{split: [6], shard: half}", "capture.shard is 'half', must look like 2/4"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(tmp_path: Path, old: str, new: str, words: str) -> None:

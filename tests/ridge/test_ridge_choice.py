@@ -62,6 +62,8 @@ def test_edges_of_the_grid_are_named() -> None:
     assert len(warnings) == 2
     assert "1 of 2 layers chose alpha 0.01, the smallest" in warnings[0]
     assert not choose({0.1: [0.5]}, {0.1: [0.5]}).warnings
+    falling = {0.0: [0.3], 0.1: [0.2]}
+    assert not choose(falling, falling).warnings, "no grid goes below no penalty"
 
 
 def test_choice_survives_json() -> None:

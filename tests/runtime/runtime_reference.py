@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from conftest import LAYERS
+from tiny_models import LAYERS
 from transformers import DynamicCache
 
 from ridgefit.maps import LayerMap, MapSet

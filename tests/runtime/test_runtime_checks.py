@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, build_tiny
 from runtime_reference import hooks, random_maps
+from tiny_models import TINY, build_tiny
 
 from ridgefit.errors import BadInput
 from ridgefit.models.port import Port

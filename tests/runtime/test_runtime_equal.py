@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LAYERS, TINY, tokens
 from runtime_reference import HIDDEN, hooks, random_maps
+from tiny_models import LAYERS, TINY, tokens
 from transformers import DynamicCache, StaticCache
 
 from ridgefit.maps import LayerMap, MapSet

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LAYERS, TINY, WINDOW, tokens
 from runtime_reference import continued, filled_cache, identity, predict_with, random_maps
+from tiny_models import LAYERS, TINY, WINDOW, tokens
 from transformers import DynamicCache
 
 from ridgefit.models import masks, port_of

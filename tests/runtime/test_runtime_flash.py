@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import build_tiny, tokens
 from runtime_reference import random_maps
+from tiny_models import build_tiny, tokens
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ridgefit.runtime import RidgeFill

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, tokens
 from runtime_reference import filled_cache, hooks, predict_with, random_maps
+from tiny_models import TINY, tokens
 
 from ridgefit.runtime import RidgeFill
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LAYERS, build_tiny, tokens
 from runtime_reference import random_maps
+from tiny_models import LAYERS, build_tiny, tokens
 
 import ridgefit
 from ridgefit.features import FEATURES, FeatureList

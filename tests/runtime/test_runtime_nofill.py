@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import LAYERS, TINY, tokens
+from tiny_models import LAYERS, TINY, tokens
 from transformers import DynamicCache, StaticCache
 
 from ridgefit.models import port_of

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from conftest import LAYERS, build_tiny, tokens
 from runtime_reference import hooks, random_maps
+from tiny_models import LAYERS, build_tiny, tokens
 from transformers import DynamicCache
 
 from ridgefit.errors import BadInput
@@ -77,7 +78,10 @@ def test_fingerprint_refuses_and_warns(tiny_model: Callable[..., Any]) -> None:
     applied = with_identity(dtype="bfloat16").applied(model, tail=TAIL)
     with pytest.warns(UserWarning, match="fitted on"), applied:
         pass
-    assert any("dtype bfloat16" in line for line in with_identity(dtype="bfloat16").check(port_of(model)))
+    checked = with_identity(dtype="bfloat16")
+    assert any("dtype bfloat16" in line for line in checked.check(port_of(model)))
+    with warnings.catch_warnings(), checked.applied(model, tail=TAIL):
+        warnings.simplefilter("error")  # who has checked has been told
     warned = with_identity(tokenizer_sha256="0" * 64).check(port_of(model))
     assert any("tokenizer" in line for line in warned)
 
