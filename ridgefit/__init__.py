@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ridgefit.runtime import RidgeFill
+    from ridgefit.pipeline.fill import RidgeFill
 
 try:
     __version__ = version("ridgefit")
@@ -16,7 +16,7 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 __all__ = ["RidgeFill", "__version__"]
 
-_LAZY = {"RidgeFill": "ridgefit.runtime"}
+_LAZY = {"RidgeFill": "ridgefit.pipeline.fill"}
 
 
 def __getattr__(name: str) -> Any:

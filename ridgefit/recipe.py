@@ -261,7 +261,7 @@ class BenchPrefillSettings(Settings):
 class VerifySettings(Settings):
     """`ridgefit verify`: files alone, or with a model the promises a fill makes."""
 
-    maps: Path = Field(description="maps folder, source file or format-1 folder")
+    maps: Path = Field(description="maps folder, source file, format-1 folder or Hub name")
     split: int | None = Field(None, ge=1, description="which split to try on the model; default: all")
     prompt: int = Field(96, ge=2, description="random prompt tokens of the model checks")
     tail: int = Field(24, ge=1, description="exact rows of the model checks")
@@ -282,7 +282,7 @@ class GenerateSettings(Settings):
     prompt: str | None = Field(None, description="prompt text")
     prompt_file: Path | None = Field(None, description="UTF-8 file that holds the prompt")
     chat: bool = Field(False, description="put the prompt into the chat template as a user's turn")
-    maps: Path | None = Field(None, description="maps folder, source file or format-1 folder")
+    maps: Path | None = Field(None, description="maps folder, source file, format-1 folder or Hub name")
     arm: ArmKind = Field("ridge", description="what the late layers of a prefix row compute")
     split: int | None = Field(None, ge=1, description="split layer; default: the maps' only one")
     tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer")
@@ -296,3 +296,33 @@ class GenerateSettings(Settings):
         if (self.prompt is None) == (self.prompt_file is None):
             raise ValueError("give either --prompt or --prompt-file")
         return self
+
+
+class PushSettings(Settings):
+    """`ridgefit push`: maps made into a repository, judged, and published in one commit."""
+
+    maps: Path = Field(description="maps folder, source file, format-1 folder, or a repository made before")
+    repo: str = Field(description="Hub name 'org/name'")
+    revision: str = Field("main", description="branch that moves; made from main if it is new")
+    tag: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="tag to set on the commit"
+    )
+    private: bool = Field(False, description="make a new repository private")
+    pr: bool = Field(False, description="open a pull request instead of moving the branch")
+    dry_run: bool = Field(False, description="judge everything and list files and sizes; send nothing")
+    evaluation: Path | None = Field(None, description="folder of `ridgefit eval` on these maps, for the card")
+    base_model: str | None = Field(
+        None, description="org/name@<40 hex digits>, where the fit did not record them"
+    )
+    license: str | None = Field(None, description="licence; default: the base model's")
+    datasets: tuple[str, ...] = Field((), description="Hub data sets of the card; default: from provenance")
+    keep_card: bool = Field(False, description="leave a README.md that is on the Hub as it is")
+    out: Path | None = Field(None, description="also keep the repository that is built, in this folder")
+
+
+class PullSettings(Settings):
+    """`ridgefit pull`: a repository, or some of its splits, with every hash compared."""
+
+    repo: str = Field(description="Hub name 'org/name[@revision]'")
+    split: tuple[int, ...] = Field((), description="only these splits; default: all")
+    out: Path | None = Field(None, description="copy the files there; default: the Hub's cache")

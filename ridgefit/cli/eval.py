@@ -23,15 +23,19 @@ def evaluate(
     settings: EvalSettings,
     out: Out,
     output: Output,
-    maps: Annotated[Path | None, typer.Option("--maps", help="maps for the ridge arms")] = None,
+    maps: Annotated[
+        Path | None, typer.Option("--maps", help="maps for the ridge arms: folder, file or Hub name")
+    ] = None,
 ) -> None:
     """Judge arms against exact, paired, with intervals; the same command goes on where it stopped."""
     from ridgefit import cost
     from ridgefit.evaluate import evaluate
     from ridgefit.evaluate.arms import resolve_arms
+    from ridgefit.hub import local_maps
     from ridgefit.models import load_model
     from ridgefit.pipeline.plan import find_config
 
+    maps = local_maps(maps) if maps else None
     # What is wrong with arms or maps is said before minutes of loading.
     resolve_arms(settings.arms, maps, cost.shape_from_config(find_config(model.model, weights=True)).layers)
     loaded = load_model(**model.load_options())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,17 +15,20 @@ if TYPE_CHECKING:
 
 def inspect(
     maps: Annotated[
-        Path,
+        str,
         typer.Argument(
-            metavar="MAPS", show_default=False, help="maps folder, source file or format-1 folder"
+            metavar="MAPS",
+            show_default=False,
+            help="maps folder, source file, format-1 folder, or Hub name 'org/name[@revision]'",
         ),
     ],
     output: Output,
 ) -> None:
-    """What a maps folder or file holds."""
+    """What maps hold, in a folder or on the Hub; of the latter only headers are fetched."""
+    from ridgefit.hub import look, names_repository
     from ridgefit.maps import inspect
 
-    result = inspect(maps)
+    result = look(maps) if names_repository(maps) else inspect(maps)
     output.result(result, lambda console: _show(console, result))
 
 
@@ -35,6 +37,8 @@ def _show(console: Console, result: dict[str, Any]) -> None:
 
     origin = result["fingerprint"] or {}
     rows = [("layout", str(result["layout"])), ("base model", _name(origin))]
+    if "repository" in result:
+        rows += _repository(result["repository"])
     for split, record in result["splits"].items():
         first, stop = record["layers"]
         held = (
@@ -48,6 +52,18 @@ def _show(console: Console, result: dict[str, Any]) -> None:
         if record.get("scores"):
             rows.append(("  held out", _score(record["scores"])))
     console.print(pairs(rows))
+
+
+def _repository(found: dict[str, Any]) -> list[tuple[str, str]]:
+    from ridgefit.cli.render import size
+
+    stated = "" if found["base_model_stated_by"] == "fit" else ", as the publisher states"
+    return [
+        ("repository", f"{found['name']}@{found['sha']}"),
+        ("base on the Hub", f"{found['base_model']}@{found['base_model_revision']}{stated}"),
+        ("files", f"{found['files']}, {size(found['bytes'])}"),
+        ("evaluation", "published with it" if found["evaluated"] else "none published"),
+    ]
 
 
 def _alphas(record: dict[str, Any]) -> str:

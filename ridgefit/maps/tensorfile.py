@@ -60,13 +60,9 @@ class TensorFile:
     def __init__(self, path: Path, sha256: str | None = None) -> None:
         self.path = path
         self._expected = sha256
-        header, body, size = _header_of(path)
-        self._body = body
-        self.metadata: dict[str, str] = _metadata_of(header.pop("__metadata__", {}), path)
-        self.tensors: dict[str, TensorEntry] = {
-            name: _entry_of(name, fields, path) for name, fields in header.items()
-        }
-        _require_tiled(self.tensors, size - body, path)
+        raw, size = _read_header(path)
+        self._body = 8 + len(raw)
+        self.metadata, self.tensors = parse_header(raw, size, str(path))
 
     def read(self, name: str) -> Tensor:
         """A fresh tensor on the CPU.
@@ -115,35 +111,59 @@ def dtype_code(dtype: torch.dtype) -> str:
     return _CODES[dtype]
 
 
-def _header_of(path: Path) -> tuple[dict[str, Any], int, int]:
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
-            prefix = stream.read(8)
-            length = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or length > size - 8:
-                raise BadInput(f"{path} is truncated or not a safetensors file", _MEND)
-            if length > HEADER_LIMIT:
-                raise BadInput(f"the header of {path} claims {length} bytes, too many for maps", _MEND)
-            raw = stream.read(length)
-    except OSError as error:
-        raise BadInput(f"cannot read {path} ({error.strerror or error})") from error
+def header_length(prefix: bytes, size: int, where: str) -> int:
+    """Length of the JSON header that the first 8 bytes of a file of `size` bytes announce.
+
+    Raises:
+        BadInput: the file cannot hold it, or no map file has one as long.
+    """
+    length = int.from_bytes(prefix[:8], "little")
+    if len(prefix) < 8 or length > size - 8:
+        raise BadInput(f"{where} is truncated or not a safetensors file", _MEND)
+    if length > HEADER_LIMIT:
+        raise BadInput(f"the header of {where} claims {length} bytes, too many for maps", _MEND)
+    return length
+
+
+def parse_header(raw: bytes, size: int, where: str) -> tuple[dict[str, str], dict[str, TensorEntry]]:
+    """Metadata and tensors that a header describes; the body is not needed, so the file may be elsewhere.
+
+    Args:
+        raw: the JSON header, without the 8 bytes before it.
+        size: bytes of the whole file.
+        where: the file's name, for the sentence.
+
+    Raises:
+        BadInput: the header does not describe a file of that size.
+    """
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"the header of {path} is not valid JSON ({_first_line(error)})", _MEND) from error
+        raise BadInput(f"the header of {where} is not valid JSON ({_first_line(error)})", _MEND) from error
     if not isinstance(header, dict) or not raw.startswith(b"{"):
-        raise BadInput(f"the header of {path} is not a JSON object", _MEND)
-    return header, 8 + length, size
+        raise BadInput(f"the header of {where} is not a JSON object", _MEND)
+    metadata = _metadata_of(header.pop("__metadata__", {}), where)
+    tensors = {name: _entry_of(name, fields, where) for name, fields in header.items()}
+    _require_tiled(tensors, size - 8 - len(raw), where)
+    return metadata, tensors
 
 
-def _metadata_of(value: object, path: Path) -> dict[str, str]:
+def _read_header(path: Path) -> tuple[bytes, int]:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            return stream.read(header_length(stream.read(8), size, str(path))), size
+    except OSError as error:
+        raise BadInput(f"cannot read {path} ({error.strerror or error})") from error
+
+
+def _metadata_of(value: object, path: str) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         raise BadInput(f"__metadata__ of {path} is not a table of strings", _MEND)
     return value
 
 
-def _entry_of(name: str, fields: object, path: Path) -> TensorEntry:
+def _entry_of(name: str, fields: object, path: str) -> TensorEntry:
     if not _NAME.fullmatch(name):
         raise BadInput(f"{path} holds a tensor with the unusable name {name[:60]!r}", _MEND)
     if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
@@ -161,7 +181,7 @@ def _entry_of(name: str, fields: object, path: Path) -> TensorEntry:
     return TensorEntry(DTYPES[code], tuple(shape), start, stop)
 
 
-def _require_tiled(tensors: dict[str, TensorEntry], size: int, path: Path) -> None:
+def _require_tiled(tensors: dict[str, TensorEntry], size: int, path: str) -> None:
     """Spans follow each other without gap or overlap and end where the file ends."""
     at = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):

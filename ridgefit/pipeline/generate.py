@@ -15,6 +15,7 @@ from ridgefit.corpus import Document
 from ridgefit.corpus.encoding import Encoder
 from ridgefit.errors import BadInput
 from ridgefit.evaluate.arms import Arm, resolve_arm
+from ridgefit.hub import local_maps
 from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.plan import find_config
 from ridgefit.recipe import ArmSettings, GenerateSettings, ModelSettings
@@ -61,6 +62,8 @@ def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
         BadInput: no prompt, a prompt longer than the model reads, an arm that does not fit, or a model whose
             scores are not numbers.
     """
+    if settings.maps is not None:
+        settings = settings.model_copy(update={"maps": local_maps(settings.maps, settings.split)})
     text = _prompt_text(settings)
     arm, tail = _arm(cost.shape_from_config(find_config(model.model, weights=True)).layers, settings)
     loaded = load_model(**model.load_options())

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from ridgefit.errors import BadInput
+from ridgefit.hub import local_maps
 from ridgefit.maps import read_maps_manifest, verify_files
 from ridgefit.maps.load import kind_of
 from ridgefit.models import load_model
@@ -63,6 +64,7 @@ def verify(
         BadInput: there are no maps at the path, or the model cannot be loaded or has weights that are not
             finite.
     """
+    settings = settings.model_copy(update={"maps": local_maps(settings.maps)})
     lines = [VerifyLine(**found.model_dump()) for found in verify_files(settings.maps)]
     warnings: list[str] = []
     if model is not None and all(line.ok for line in lines):

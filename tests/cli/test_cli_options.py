@@ -28,6 +28,8 @@ from ridgefit.recipe import (
     GenerateSettings,
     ModelSettings,
     PlanSettings,
+    PullSettings,
+    PushSettings,
     Settings,
     SolveSettings,
     VerifySettings,
@@ -42,6 +44,8 @@ SECTIONS: dict[str, tuple[type[Settings], ...]] = {
     "eval": (ModelSettings, EvalSettings),
     "generate": (ModelSettings, GenerateSettings),
     "bench prefill": (BenchPrefillSettings,),
+    "push": (PushSettings,),
+    "pull": (PullSettings,),
 }
 OTHERS = {"run", "merge", "quantize", "inspect", "report"}
 ALL = tuple(dict.fromkeys(section for sections in SECTIONS.values() for section in sections))

@@ -47,7 +47,7 @@ def logits(model: Any, fill: RidgeFill, **settings: Any) -> torch.Tensor:
 
 
 def test_source_file_and_format1_folders(tmp_path: Path) -> None:
-    assert ridgefit.RidgeFill is RidgeFill
+    assert issubclass(ridgefit.RidgeFill, RidgeFill)
     model, maps = build_tiny("llama", hidden_size=128), wide_maps()
     write_source(tmp_path / "maps.safetensors", MapSet.of(maps))
     wanted = logits(model, RidgeFill.of(MapSet.of(maps)))
