@@ -285,5 +285,6 @@ def _said(notes: list[str]) -> Iterator[None]:
         yield
 
 
-def _stop(number: int, frame: object) -> None:  # noqa: ARG001
+def _stop(number: int, frame: object) -> None:
+    del number, frame
     raise KeyboardInterrupt

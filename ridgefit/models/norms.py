@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 
 def normed(norm: Any, inputs: Tensor) -> Tensor:

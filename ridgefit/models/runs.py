@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 Runs = tuple[tuple[int, int], ...]
 

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from ridgefit.features import FeatureList
 from ridgefit.maps.int8 import dequantize

@@ -64,7 +64,7 @@ def write_tiny_maps(out: Path, **changes: Any) -> Path:
         fingerprint=Fingerprint.of({**IDENTITY, **changes}),
         provenance={
             "documents": [
-                {"sha256": "11" * 32, "tokens": 12, "fold": "fit", "domain": "/home/someone/x.txt"}
+                {"sha256": "11" * 32, "tokens": 12, "fold": "fit", "domain": "/data/someone/x.txt"}
             ],
             "capture": {"identity": {"data": ["hub:org/words@" + "9" * 40 + ":default:train"]}},
             "versions": {"torch": "2", "ridgefit": "0"},

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import build_tiny, tokens
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 from transformers import DynamicCache
 
 from ridgefit.models import Rows
