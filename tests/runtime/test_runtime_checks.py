@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from runtime_reference import hooks, random_maps
-from tiny_models import TINY, build_tiny
+from tiny_models import TINY, VOCAB, build_tiny
 
 from ridgefit.errors import BadInput
 from ridgefit.models.port import Port
@@ -36,6 +36,27 @@ def test_every_family_passes(name: str, attention: str, tiny_model: Callable[...
 
 def test_low_precision_passes() -> None:
     assert all(check.passed for check in check_model(build_tiny("qwen3").bfloat16(), prompt=40, tail=9))
+
+
+def test_the_limit_of_low_precision_is_two_steps_of_the_largest_logit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It grows with the logits, whose grid is as coarse, and a row in the wrong place is still above it."""
+    model = build_tiny("llama").bfloat16().requires_grad_(False)
+    exact = check_model(model, prompt=40, tail=9)[2]
+    ids = torch.randint(0, VOCAB, (1, 44), generator=torch.Generator().manual_seed(0))
+    largest = float(model(ids).logits.float().log_softmax(-1).abs().max())
+    assert exact.limit == pytest.approx(max(0.1, 2 * 2**-7 * largest), rel=0.05)
+    assert exact.limit < 0.5
+
+    put = Rows.put
+
+    def shifted(self: Rows, target: torch.Tensor, source: torch.Tensor, dim: int) -> None:
+        put(self, target, source.roll(1, dim) if dim == 2 else source, dim)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "put", shifted)
+        assert not check_model(model, prompt=40, tail=9)[2].passed
 
 
 def failed(target: tuple[Any, str, Any], monkeypatch: pytest.MonkeyPatch, name: str = "gemma3") -> set[str]:
