@@ -1,4 +1,4 @@
-"""What a layer writes, linearised in its input: in which directions an error of the input reaches the cache."""
+"""What a layer writes, linearised in its input: how an error of the input reaches the cache."""
 
 from __future__ import annotations
 

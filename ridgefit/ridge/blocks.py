@@ -63,7 +63,7 @@ def projected(sums: Sums, kept: int, basis: Tensor) -> BlockSums:
         BadInput: `basis` has not one row per column after the kept ones.
     """
     rest = sums.sxx.shape[0] - kept
-    if not 0 <= kept or basis.ndim != 2 or basis.shape[0] != rest:
+    if kept < 0 or basis.ndim != 2 or basis.shape[0] != rest:
         raise BadInput(
             f"a bottleneck of shape {tuple(basis.shape)} does not read the {rest} inputs it should"
         )
