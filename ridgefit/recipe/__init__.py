@@ -177,11 +177,13 @@ class CopyingSettings(Settings):
     prompt: int = Field(1024, ge=64, description="prompt tokens")
     tail: int = Field(256, ge=1, description="last prompt rows that run every layer")
     samples: int = Field(16, ge=1, description="prompts")
-    strings: Literal["words", "tokens"] = Field(
-        "words", description="random letters and digits, or tokens drawn from the vocabulary"
+    strings: Literal["mixed", "words", "numbers", "tokens"] = Field(
+        "mixed",
+        description="random letters and digits, numbers in sentences, tokens of the vocabulary; mixed takes "
+        "words and numbers in turn",
     )
-    length: int = Field(32, ge=4, description="tokens of a string")
-    asked: int = Field(4, ge=1, description="strings that come again after the prompt")
+    length: int = Field(32, ge=4, description="tokens of a string of words or tokens")
+    asked: int = Field(4, ge=1, le=16, description="strings that come again after the prompt")
     cue: int = Field(8, ge=1, description="first tokens of a repeated string, which are not scored")
 
     @model_validator(mode="after")
@@ -192,18 +194,22 @@ class CopyingSettings(Settings):
 
     @property
     def scored(self) -> int:
-        """Tokens that follow the prompt."""
-        return self.asked * self.length - self.cue
+        """Room to leave behind the prompt; a number with its question takes less than 64 tokens."""
+        return self.asked * max(self.length, 64)
 
 
-Task = Annotated[NllSettings | NeedleSettings | AgreementSettings | CopyingSettings, Field(discriminator="task")]
+Task = Annotated[
+    NllSettings | NeedleSettings | AgreementSettings | CopyingSettings, Field(discriminator="task")
+]
 
 
 class EvalSettings(Settings):
     """Arms x tasks, every arm paired with exact in the same process."""
 
     arms: tuple[ArmSettings, ...] = Field(min_length=1, description="arms, each paired with exact")
-    tasks: tuple[Task, ...] = Field(min_length=1, description="nll, needle, agreement, copying, with their settings")
+    tasks: tuple[Task, ...] = Field(
+        min_length=1, description="nll, needle, agreement, copying, with their settings"
+    )
     fraction: float = Field(1.0, gt=0, le=1, description="share of each task's samples, for small machines")
     resamples: int = Field(5000, ge=100, description="bootstrap resamples behind each interval")
     seed: int = Field(0, ge=0, description="seed of prompts and resamples")
