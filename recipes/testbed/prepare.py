@@ -47,7 +47,8 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, required=True, help="texts.jsonl of fetch_texts.py")
     parser.add_argument("--exclude", type=Path, nargs="*", default=[], help="JSONL files never to train on")
     parser.add_argument("--out", type=Path, required=True, help="folder for tokens.npy and tokenizer/")
-    parser.add_argument("--bundled", type=Path, required=True, help="folder for the two bundled JSONL files")
+    parser.add_argument("--bundled", type=Path, help="folder for the two bundled JSONL files")
+    parser.add_argument("--tokenizer", type=Path, help="folder of a tokenizer to use instead of a new one")
     arguments = parser.parse_args()
 
     documents = read(arguments.texts)
@@ -58,13 +59,18 @@ def main() -> None:
     training = without_shared_runs([row for row in free if row["source"] not in held_sources], texts(held))
     print(f"{len(documents)} documents, {len(free)} after exclusion, {len(training)} for training")
 
-    tokenizer = train_tokenizer(texts(training))
+    if arguments.tokenizer:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(arguments.tokenizer)
+    else:
+        tokenizer = train_tokenizer(texts(training))
     arguments.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(arguments.out / "tokenizer")
     tokens = tokenise(tokenizer, texts(training))
     np.save(arguments.out / "tokens.npy", tokens)
     print(f"{len(tokens) / 1e6:.2f} M training tokens")
 
+    if not arguments.bundled:
+        return
     development = [part for row in plainly_licensed(held) for part in held_out_parts(row, tokenizer)]
     write(arguments.bundled / "development.jsonl", development)
     write(arguments.bundled / "calibration.jsonl", calibration(plainly_licensed(training)))
