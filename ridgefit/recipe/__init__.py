@@ -11,25 +11,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 
+from ridgefit.recipe.base import Settings as Settings
+
 DType = Literal["bfloat16", "float16", "float32"]
 Device = Annotated[
     str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", examples=["auto", "cpu", "mps", "cuda", "cuda:1"])
 ]
 ArmKind = Literal["exact", "none", "identity", "ridge", "pop"]
-
-
-class Settings(BaseModel):
-    """Base of every settings class: immutable, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 class ModelSettings(Settings):
