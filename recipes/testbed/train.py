@@ -167,7 +167,7 @@ def new_hybrid(family: str) -> PreTrainedModel:
     return (RotatedKimiLinearForCausalLM if rotated else KimiLinearForCausalLM)(config)
 
 
-def new_optimizer(model: PreTrainedModel, *, fused: bool, graphs: bool) -> torch.optim.Optimizer:
+def new_optimizer(model: PreTrainedModel, *, fused: bool, graphs: bool = False) -> torch.optim.Optimizer:
     """AdamW; norm weights, decay rates and their biases do not decay."""
     named = dict(model.named_parameters())
     vectors = [weight for name, weight in named.items() if weight.ndim == 1 or name.endswith("A_log")]
