@@ -49,10 +49,12 @@ def linearised(
     slope = _slope(read(rows).float(), rows.float() * gain, dims=(1,)).median()
     offset = torch.cat(project(torch.zeros_like(rows[:1])), dim=-1).float()
     basis = torch.eye(rows.shape[1], device=rows.device, dtype=rows.dtype)
-    columns = torch.cat([torch.cat(project(part), dim=-1).float() - offset for part in basis.split(_PIECE)])
+    columns = torch.cat(
+        [torch.cat(project(part), dim=-1).float() - offset for part in torch.split(basis, _PIECE)]
+    )
     weight = (columns * (gain * slope)[:, None]).T
     width = heads[0] * heads[1]
-    keys = project(read(rows))[0].unflatten(-1, heads)
+    keys = project(read(rows))[0].view(len(rows), *heads)
     key_gain = norm_keys(torch.ones_like(keys[:1]))[0].float()
     key_slope = _slope(norm_keys(keys).float(), keys.float() * key_gain, dims=(2,)).median(dim=0).values
     per_key = (key_gain * key_slope[:, None]).flatten()

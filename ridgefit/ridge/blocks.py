@@ -37,7 +37,7 @@ def selected(sums: Sums, columns: Sequence[int] | Tensor) -> BlockSums:
     """
     index = torch.as_tensor(columns, dtype=torch.long, device=sums.sxx.device)
     width = sums.sxx.shape[0]
-    if index.numel() == 0 or index.unique().numel() != index.numel():
+    if index.numel() == 0 or len(set(index.tolist())) != index.numel():
         raise BadInput("a part of the inputs needs each of its columns once, and at least one")
     if int(index.min()) < 0 or int(index.max()) >= width:
         raise BadInput(f"column {int(index.max())} does not belong to sums of {width} inputs")

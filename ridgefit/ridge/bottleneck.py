@@ -99,11 +99,12 @@ def conditional(fit: RidgeFit, kept: int, alpha: float) -> Tensor:
     sums = fit.sums.sxx.double() + torch.diag(fit.spectrum.penalties(alpha))
     root = _cholesky(sums[:kept, :kept], alpha)
     half = torch.linalg.solve_triangular(root, sums[:kept, kept:], upper=False)
-    left = sums[kept:, kept:] - half.T @ half
+    left: Tensor = sums[kept:, kept:] - half.T @ half
     return (left + left.T) / 2
 
 
 def _cholesky(sums: Tensor, alpha: float) -> Tensor:
+    root: Tensor
     root, failed = torch.linalg.cholesky_ex(sums)
     if int(failed):
         raise CheckFailed(
