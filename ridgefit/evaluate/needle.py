@@ -13,7 +13,14 @@ from ridgefit.corpus.encoding import dated_template
 from ridgefit.errors import BadInput
 from ridgefit.evaluate import needle_text
 from ridgefit.evaluate.samples import Apply, Measure, Reach, Sample, SampleSet, Scored
-from ridgefit.evaluate.scoring import Prefilled, answers, end_tokens, forced_losses, prefill
+from ridgefit.evaluate.scoring import (
+    Predictions,
+    Prefilled,
+    answers,
+    end_tokens,
+    predictions,
+    prefill,
+)
 from ridgefit.models import LoadedModel
 from ridgefit.recipe import NeedleSettings
 from ridgefit.tokens import opening_ids
@@ -56,7 +63,7 @@ class NeedleTask:
         """The arm's greedy answers and its loss on the right ones, from one prefill."""
         with apply():
             state = prefill(loaded.model, [sample.prompt for sample in samples])
-            found = forced_losses(state.fork(), [sample.target for sample in samples])
+            found = predictions(state.fork(), [sample.target for sample in samples])
             given = self._answers(loaded, state, samples)
         return [_scored(*row) for row in zip(samples, given, found, strict=True)]
 
@@ -109,12 +116,12 @@ class NeedleTask:
         )
 
 
-def _scored(sample: Sample, answer: str, found: torch.Tensor) -> Scored:
+def _scored(sample: Sample, answer: str, found: Predictions) -> Scored:
     value = sample.facts["value"]
     scores = {
         "strict": float(needle_text.strict(answer, value)),
         "digits": needle_text.digit_share(answer, value),
-        "value_nll": float(found.double().mean()),
+        "value_nll": float(found.losses.double().mean()),
     }
     return Scored(scores, {"answer": answer, "value": value, "depth": sample.facts["depth"]}, carry=True)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -95,8 +95,20 @@ def forced(state: Prefilled, tokens: torch.Tensor, *, piece: int = PIECE) -> Ite
         yield state.feed(fed[:, start : start + step])
 
 
-def forced_losses(state: Prefilled, targets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Negative log-probability of each token of each target, `[n]` per sample, fp32 nats on the CPU.
+class Predictions(NamedTuple):
+    """What a model says along one target.
+
+    Attributes:
+        losses: negative log-probability of each token, `[n]`, fp32 nats on the CPU.
+        best: the most likely token in its place, `[n]`.
+    """
+
+    losses: torch.Tensor
+    best: torch.Tensor
+
+
+def predictions(state: Prefilled, targets: Sequence[torch.Tensor]) -> list[Predictions]:
+    """Losses and most likely tokens along the target of each sample.
 
     Args:
         state: the prompts' prefill; its cache is used up.
@@ -104,24 +116,26 @@ def forced_losses(state: Prefilled, targets: Sequence[torch.Tensor]) -> list[tor
     """
     # What stands behind a shorter target is read by nothing that is scored.
     tokens = torch.nn.utils.rnn.pad_sequence(list(targets), batch_first=True, padding_value=_PAD)
-    parts: list[torch.Tensor] = []
+    losses: list[torch.Tensor] = []
+    best: list[torch.Tensor] = []
     done = 0
     for logits in forced(state, tokens):
         for block in torch.split(logits, max(1, 64 // state.batch), dim=1):  # fp32 copies stay small
             wanted = tokens[:, done : done + block.shape[1]].to(block.device)
             scores = block.float()
             chosen = scores.gather(2, wanted[:, :, None])[:, :, 0]
-            parts.append((scores.logsumexp(dim=2) - chosen).cpu())
+            losses.append((scores.logsumexp(dim=2) - chosen).cpu())
+            best.append(scores.argmax(dim=2).cpu())
             done += block.shape[1]
-    found = torch.cat(parts, dim=1)
-    return [found[row, : target.numel()] for row, target in enumerate(targets)]
+    rows = zip(torch.cat(losses, dim=1), torch.cat(best, dim=1), targets, strict=True)
+    return [Predictions(loss[: target.numel()], top[: target.numel()]) for loss, top, target in rows]
 
 
 def losses(
     model: Any, prompts: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """`forced_losses` after a prefill of their own."""
-    return forced_losses(prefill(model, prompts), targets)
+    """Losses along the targets behind a prefill of the prompts; see `predictions`."""
+    return [found.losses for found in predictions(prefill(model, prompts), targets)]
 
 
 def greedy(state: Prefilled, count: int) -> torch.Tensor:

@@ -21,7 +21,14 @@ from ridgefit.evaluate.run import evaluate
 from ridgefit.evaluate.samples import Reach
 from ridgefit.maps import LayerMap, MapSet, write_source
 from ridgefit.models import LoadedModel, load_model, port_of
-from ridgefit.recipe import AgreementSettings, ArmSettings, EvalSettings, NeedleSettings, NllSettings
+from ridgefit.recipe import (
+    AgreementSettings,
+    ArmSettings,
+    CopyingSettings,
+    EvalSettings,
+    NeedleSettings,
+    NllSettings,
+)
 
 BUNDLED = Path(ridgefit.__file__).parent / "bundled"
 SPLIT = 3
@@ -40,6 +47,7 @@ def settings(documents: Path, **more: Any) -> EvalSettings:
         NllSettings(data=data, prompt=120, tail=40, scored=30),
         NeedleSettings(prompt=420, tail=150, samples=5, new_tokens=12),
         AgreementSettings(data=data, prompt=100, tail=30, new_tokens=4),
+        CopyingSettings(prompt=700, tail=60, samples=3, length=16, cue=4, asked=2),
     )
     return EvalSettings(**{"arms": ARMS, "tasks": tasks, "resamples": 200, **more})
 
@@ -55,7 +63,7 @@ def assert_same_scores(there: Path, here: Path, tolerance: float) -> None:
     assert set(alone) == set(together)
     for key, one in alone.items():
         other = together[key]
-        for name in ("answer", "key", "novel", "same", "continuation", "counts", "group"):
+        for name in ("answer", "key", "novel", "same", "continuation", "right", "counts", "group"):
             assert one.get(name) == other.get(name), key
         assert one["scores"].keys() == other["scores"].keys()
         for name, score in one["scores"].items():
