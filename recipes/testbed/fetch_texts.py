@@ -84,6 +84,7 @@ def unpack(package: str, out: Path) -> Path:
         downloads.mkdir(parents=True, exist_ok=True)
         subprocess.run(["apt-get", "download", "-q", package], cwd=downloads, check=True)
         (archive,) = downloads.glob(f"{package}_*.deb")
+        root.parent.mkdir(exist_ok=True)
         subprocess.run(["dpkg", "-x", archive, root], check=True)
     return root
 

@@ -3,6 +3,9 @@
     python recipes/testbed/prepare.py --texts work/testbed/texts/texts.jsonl --exclude EVALUATION.jsonl \
         --out work/testbed/data --bundled ridgefit/bundled
 
+With `--tokenizer` (a draft for a model that exists speaks its vocabulary) nothing is held out beyond
+`--exclude`, and only the tokens are written.
+
 A document leaves training when it shares a run of 50 words with a text of an `--exclude` file, or when it was
 drawn for `development.jsonl`; the choice depends on the documents alone, not on their order.
 """
@@ -18,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ridgefit.evaluate import needle_text
 
@@ -47,27 +50,38 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, required=True, help="texts.jsonl of fetch_texts.py")
     parser.add_argument("--exclude", type=Path, nargs="*", default=[], help="JSONL files never to train on")
     parser.add_argument("--out", type=Path, required=True, help="folder for tokens.npy and tokenizer/")
-    parser.add_argument("--bundled", type=Path, required=True, help="folder for the two bundled JSONL files")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--bundled", type=Path, help="folder for the two bundled JSONL files")
+    kind.add_argument("--tokenizer", type=Path, help="folder of a tokenizer to use instead of training one")
     arguments = parser.parse_args()
 
     documents = read(arguments.texts)
     excluded = [row["text"] for path in arguments.exclude for row in read(path)]
     free = without_shared_runs(documents, excluded)
+    if arguments.tokenizer:
+        print(f"{len(documents)} documents, {len(free)} for training")
+        save_tokens(AutoTokenizer.from_pretrained(arguments.tokenizer), texts(free), arguments.out)
+        return
     held = choose_held_out(free)
     held_sources = {row["source"] for row in held}
     training = without_shared_runs([row for row in free if row["source"] not in held_sources], texts(held))
     print(f"{len(documents)} documents, {len(free)} after exclusion, {len(training)} for training")
 
     tokenizer = train_tokenizer(texts(training))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(arguments.out / "tokenizer")
-    tokens = tokenise(tokenizer, texts(training))
-    np.save(arguments.out / "tokens.npy", tokens)
-    print(f"{len(tokens) / 1e6:.2f} M training tokens")
+    save_tokens(tokenizer, texts(training), arguments.out)
 
     development = [part for row in plainly_licensed(held) for part in held_out_parts(row, tokenizer)]
     write(arguments.bundled / "development.jsonl", development)
     write(arguments.bundled / "calibration.jsonl", calibration(plainly_licensed(training)))
+
+
+def save_tokens(tokenizer: PreTrainedTokenizerFast, training: Sequence[str], out: Path) -> None:
+    """`tokens.npy` and `tokenizer/`, what the training scripts read."""
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(out / "tokenizer")
+    tokens = tokenise(tokenizer, training)
+    np.save(out / "tokens.npy", tokens)
+    print(f"{len(tokens) / 1e6:.2f} M training tokens")
 
 
 def read(path: Path) -> list[Document]:

@@ -57,11 +57,15 @@ def _show(console: Console, result: dict[str, Any]) -> None:
 def _repository(found: dict[str, Any]) -> list[tuple[str, str]]:
     from ridgefit.cli.render import size
 
+    name = ("repository", f"{found['name']}@{found['sha']}")
+    files = ("files", f"{found['files']}, {size(found['bytes'])}")
+    if "base_model" not in found:
+        return [name, files]
     stated = "" if found["base_model_stated_by"] == "fit" else ", as the publisher states"
     return [
-        ("repository", f"{found['name']}@{found['sha']}"),
+        name,
         ("base on the Hub", f"{found['base_model']}@{found['base_model_revision']}{stated}"),
-        ("files", f"{found['files']}, {size(found['bytes'])}"),
+        files,
         ("evaluation", "published with it" if found["evaluated"] else "none published"),
     ]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ridgefit.evaluate.agreement import AgreementTask
+from ridgefit.evaluate.copying import CopyingTask
 from ridgefit.evaluate.needle import NeedleTask
 from ridgefit.evaluate.nll import NllTask
 from ridgefit.evaluate.samples import Task
@@ -14,6 +15,7 @@ TASKS: dict[str, Callable[[Any], Task]] = {
     "nll": NllTask,
     "needle": NeedleTask,
     "agreement": AgreementTask,
+    "copying": CopyingTask,
 }
 
 

@@ -36,32 +36,45 @@ class FileCheck(BaseModel):
     detail: str
 
 
-def verify_files(path: str | Path) -> list[FileCheck]:
+def verify_files(path: str | Path, split: int | None = None) -> list[FileCheck]:
     """Check headers, hashes, shapes, the run of layers, and that every weight is finite.
 
     Reads every byte of the maps, one layer at a time. A failed check is a result, not an exception.
 
+    Args:
+        path: the maps.
+        split: look at this one alone; the others need not be there.
+
     Raises:
-        BadInput: there is nothing at `path` that looks like maps.
+        BadInput: there is nothing at `path` that looks like maps, or not that split.
     """
     path = Path(path)
     kind = kind_of(path)
     if kind == "source":
-        return list(_opened(path.name, lambda: load_maps(path)))
+        return list(_opened(path.name, lambda: load_maps(path, split)))
     if kind == "format1":
-        return [*_hashes(path, ""), *_opened(path.name, lambda: load_maps(path))]
+        return [*_hashes(path, ""), *_opened(path.name, lambda: load_maps(path, split))]
     try:
         manifest = maps_folder.read_manifest(path)
     except BadInput as error:
         return [FileCheck(subject=maps_folder.MANIFEST, check="manifest", ok=False, detail=str(error))]
     found = [_passed(maps_folder.MANIFEST, "manifest", f"splits {', '.join(map(str, manifest.splits))}")]
-    for split, record in manifest.splits.items():
+    if split is not None and split not in manifest.splits:
+        known = ", ".join(map(str, manifest.splits))
+        raise BadInput(f"{path} holds no split {split}, only {known}", "choose one with --split")
+    for number, record in manifest.splits.items():
+        if split not in (None, number):
+            continue
         target = path / record.file
+        if not target.exists():
+            detail = "not here; look at the others one by one with --split, or fetch it"
+            found.append(FileCheck(subject=record.file, check="present", ok=False, detail=detail))
+            continue
         if record.layout == "source":
             found.append(_hash(target, record.sha256, record.file))
         else:
             found += _hashes(target, f"{record.file}/")
-        found += _opened(record.file, partial(maps_folder.read_split, path, manifest, split))
+        found += _opened(record.file, partial(maps_folder.read_split, path, manifest, number))
     return found
 
 

@@ -11,25 +11,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 
+from ridgefit.recipe.base import Settings as Settings
+
 DType = Literal["bfloat16", "float16", "float32"]
 Device = Annotated[
     str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", examples=["auto", "cpu", "mps", "cuda", "cuda:1"])
 ]
 ArmKind = Literal["exact", "none", "identity", "ridge", "pop"]
-
-
-class Settings(BaseModel):
-    """Base of every settings class: immutable, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 class ModelSettings(Settings):
@@ -176,14 +170,46 @@ class AgreementSettings(Settings):
     text_field: str = Field("text", description="column that holds a document's text")
 
 
-Task = Annotated[NllSettings | NeedleSettings | AgreementSettings, Field(discriminator="task")]
+class CopyingSettings(Settings):
+    """Copying of random strings that lie in the filled region, token by token."""
+
+    task: Literal["copying"] = Field("copying", description="copying of random strings")
+    prompt: int = Field(1024, ge=64, description="prompt tokens")
+    tail: int = Field(256, ge=1, description="last prompt rows that run every layer")
+    samples: int = Field(16, ge=1, description="prompts")
+    strings: Literal["mixed", "words", "numbers", "tokens"] = Field(
+        "mixed",
+        description="random letters and digits, numbers in sentences, tokens of the vocabulary; mixed takes "
+        "words and numbers in turn",
+    )
+    length: int = Field(32, ge=4, description="tokens of a string of words or tokens")
+    asked: int = Field(4, ge=1, le=16, description="strings that come again after the prompt")
+    cue: int = Field(8, ge=1, description="first tokens of a repeated string, which are not scored")
+
+    @model_validator(mode="after")
+    def _something_is_scored(self) -> CopyingSettings:
+        if self.cue >= self.length:
+            raise ValueError("a string must be longer than its cue")
+        return self
+
+    @property
+    def scored(self) -> int:
+        """Room to leave behind the prompt; a number with its question takes less than 64 tokens."""
+        return self.asked * max(self.length, 64)
+
+
+Task = Annotated[
+    NllSettings | NeedleSettings | AgreementSettings | CopyingSettings, Field(discriminator="task")
+]
 
 
 class EvalSettings(Settings):
     """Arms x tasks, every arm paired with exact in the same process."""
 
     arms: tuple[ArmSettings, ...] = Field(min_length=1, description="arms, each paired with exact")
-    tasks: tuple[Task, ...] = Field(min_length=1, description="nll, needle, agreement, with their settings")
+    tasks: tuple[Task, ...] = Field(
+        min_length=1, description="nll, needle, agreement, copying, with their settings"
+    )
     fraction: float = Field(1.0, gt=0, le=1, description="share of each task's samples, for small machines")
     resamples: int = Field(5000, ge=100, description="bootstrap resamples behind each interval")
     seed: int = Field(0, ge=0, description="seed of prompts and resamples")
