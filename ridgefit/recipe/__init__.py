@@ -109,6 +109,12 @@ class ArmSettings(Settings):
     split: int | None = Field(None, ge=1, description="ridge: the maps'; pop: two thirds of the depth")
     tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer; pop: 1")
     sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
+    maps: str | None = Field(
+        None,
+        min_length=1,
+        description="ridge: maps of its own; a plain name is a candidate that solve kept beside --maps, "
+        "anything with a / a file or folder",
+    )
     name: str | None = Field(None, description="label in tables; made from the rest if absent")
 
     @property
@@ -119,6 +125,8 @@ class ArmSettings(Settings):
         parts: list[str] = [self.kind]
         if self.split is not None and self.kind != "exact":
             parts.append(f"s{self.split}")
+        if self.maps is not None:
+            parts.append(self.maps)
         if self.sink_rows:
             parts.append(f"+{self.sink_rows} sink rows")
         return " ".join(parts)
