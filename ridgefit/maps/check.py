@@ -15,6 +15,7 @@ from ridgefit.maps import folder as maps_folder
 from ridgefit.maps import format1
 from ridgefit.maps.load import kind_of, load_maps
 from ridgefit.maps.mapset import MapSet
+from ridgefit.maps.names import reads_text
 from ridgefit.maps.tensorfile import TensorFile
 
 
@@ -108,8 +109,9 @@ def _opened(subject: str, load: Callable[[], MapSet]) -> Iterator[FileCheck]:
             subject,
             "headers",
             f"{len(maps.layers)} maps [{maps.out_width}, {maps.in_width}] of layers "
-            f"{maps.layers.start} to {maps.layers.stop - 1}, {maps.source}",
+            f"{maps.layers.start} to {maps.layers.stop - 1}, {maps.source}{_reads(maps)}",
         )
+        maps.bottleneck_weight()
         for layer in maps.layers:
             maps.layer(layer)
         yield _passed(subject, "weights", "all finite")
@@ -155,6 +157,10 @@ def _summary(maps: MapSet) -> dict[str, Any]:
         "bytes": _size(maps.path),
         "extras": list(maps.extras),
     }
+    if maps.bottleneck is not None:
+        summary["bottleneck"] = list(maps.bottleneck.shape)
+    if maps.state_only:
+        summary["state_only"] = list(maps.state_only)
     if maps.source == "source":
         summary["metadata"] = {key: value for key, value in maps.info.items() if key != "fingerprint"}
         summary["header_bytes"] = _header_size(maps.path)
@@ -162,6 +168,14 @@ def _summary(maps: MapSet) -> dict[str, Any]:
         keys = ("name", "authors", "license", "doi", "homepage", "adapter", "stream", "tail")
         summary["credit"] = {key: maps.info[key] for key in keys if key in maps.info}
     return summary
+
+
+def _reads(maps: MapSet) -> str:
+    """What the maps read, where it is more than the state."""
+    if maps.features == ("state",):
+        return ""
+    rank = maps.bottleneck.rank if maps.bottleneck else None
+    return f", reading {reads_text(maps.features, rank, len(maps.state_only))}"
 
 
 def _plain(maps: MapSet) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """The only room that knows transformers' modules, caches and masks: one port per model family."""
 
 from ridgefit.models.call import layer_input
+from ridgefit.models.linear import WriteMetric
 from ridgefit.models.load import LoadedModel, device_of, find_model, load_model, split_revision
 from ridgefit.models.port import LayerKind, Port, Written
 from ridgefit.models.registry import FAMILIES, port_of
@@ -14,6 +15,7 @@ __all__ = [
     "Port",
     "RowCache",
     "Rows",
+    "WriteMetric",
     "Written",
     "device_of",
     "find_model",

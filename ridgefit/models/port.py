@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from ridgefit.errors import BadInput
 from ridgefit.models.call import cache_keyword, default_positions
+from ridgefit.models.gated import GatedMlp
 from ridgefit.models.identity import config_sha256, public_name
+from ridgefit.models.linear import WriteMetric, linearised
 from ridgefit.models.masks import COLUMNS_ONLY, SUPPORTED, as_mask, visible
 from ridgefit.models.norms import normed
 from ridgefit.models.rowcache import RowCache
@@ -29,7 +31,7 @@ class Written(NamedTuple):
     values: Tensor
 
 
-class Port:
+class Port(GatedMlp):
     """The Llama scheme; a family's file overrides only what differs.
 
     The scheme: a layer norms its input, projects it to queries, keys and values with separate linear
@@ -152,6 +154,21 @@ class Port:
         return Written(
             self._norm_keys(layer, keys.view(heads)).transpose(-3, -2),
             values.view(heads).transpose(-3, -2),
+        )
+
+    def write_metric(self, layer: int, rows: Tensor) -> WriteMetric:
+        """`written` as two matrices, linearised around typical rows; see `linear.linearised`.
+
+        Args:
+            layer: layer number.
+            rows: `[rows, hidden]` true inputs of the layer, in the model's dtype.
+        """
+        return linearised(
+            lambda inputs: self._read(layer, inputs),
+            lambda read: self._project(layer, read),
+            lambda keys: self._norm_keys(layer, keys),
+            rows,
+            (self.kv_heads, self.head_dim),
         )
 
     def rotate(self, layer: int, keys: Tensor, position_embeddings: Rotary) -> Tensor:
