@@ -18,6 +18,8 @@ from pydantic import (
 )
 
 from ridgefit.recipe.base import Settings as Settings
+from ridgefit.recipe.recall import CalibrateRecallSettings as CalibrateRecallSettings
+from ridgefit.recipe.recall import RecallEvalSettings as RecallEvalSettings
 
 DType = Literal["bfloat16", "float16", "float32"]
 Device = Annotated[
