@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from ridgefit.capture.inputs import SplitInputs
 from ridgefit.capture.reader import Rows, padded
 from ridgefit.capture.run import Progress
 from ridgefit.capture.watch import Watch
@@ -121,20 +122,23 @@ class HeldRows:
         first = min(splits)
         inputs: dict[int, list[Tensor]] = {split: [] for split in splits}
         truth: dict[int, list[Tensor]] = {layer: [] for layer in range(first, port.n_layers)}
-        valid = torch.empty(0)
-        chosen = Rows(valid)
+        chosen = Rows(torch.empty(0))
+        reads = SplitInputs(port, splits, features)
 
         def receive(layer: int, state: Tensor) -> None:
-            if layer in inputs:
-                inputs[layer].append(chosen.of(features.compute(state, valid.to(state.device))).clone())
-            truth[layer].append(chosen.of(state).clone())
+            x = reads.at(layer, state)
+            if x is not None:
+                inputs[layer].append(chosen.of(x).clone())
+            if layer in truth:
+                truth[layer].append(chosen.of(state).clone())
 
-        with Watch(port, first, receive) as watch:
+        with Watch(port, reads.first, receive) as watch:
             for done, (window, positions) in enumerate(picked.items(), start=1):
                 ids, valid = padded(store, [window])
                 mask = torch.zeros_like(valid)
                 mask[0, positions] = True
                 chosen = Rows(mask)
+                reads.open(valid)
                 watch.run(ids, valid)
                 if progress is not None:
                     progress(done, len(picked), "held-out windows")

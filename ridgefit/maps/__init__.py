@@ -10,14 +10,17 @@ from ridgefit.maps.format1 import read_format1
 from ridgefit.maps.format1_write import Credit, Format1Report, Format1Settings, write_format1
 from ridgefit.maps.int8 import dequantize, error_in_steps, quantize_int8
 from ridgefit.maps.load import kind_of, load_maps
-from ridgefit.maps.mapset import READABLE_FEATURES, Defaults, Int8Planes, LayerMap, MapSet
+from ridgefit.maps.mapset import Defaults, Int8Planes, LayerMap, MapSet
+from ridgefit.maps.names import READABLE_FEATURES, feature_versions, parse_feature
 from ridgefit.maps.quantize import QuantizeReport, quantize
 from ridgefit.maps.source import read_source, write_source
 from ridgefit.maps.tensorfile import TensorFile
 from ridgefit.maps.tensorwrite import TensorSpec, header_bytes, write_tensors
+from ridgefit.maps.widths import Bottleneck
 
 __all__ = [
     "READABLE_FEATURES",
+    "Bottleneck",
     "Credit",
     "Defaults",
     "FileCheck",
@@ -35,10 +38,12 @@ __all__ = [
     "TensorSpec",
     "dequantize",
     "error_in_steps",
+    "feature_versions",
     "header_bytes",
     "inspect",
     "kind_of",
     "load_maps",
+    "parse_feature",
     "quantize",
     "quantize_int8",
     "read_format1",

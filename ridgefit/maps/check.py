@@ -108,8 +108,9 @@ def _opened(subject: str, load: Callable[[], MapSet]) -> Iterator[FileCheck]:
             subject,
             "headers",
             f"{len(maps.layers)} maps [{maps.out_width}, {maps.in_width}] of layers "
-            f"{maps.layers.start} to {maps.layers.stop - 1}, {maps.source}",
+            f"{maps.layers.start} to {maps.layers.stop - 1}, {maps.source}{_reads(maps)}",
         )
+        maps.bottleneck_weight()
         for layer in maps.layers:
             maps.layer(layer)
         yield _passed(subject, "weights", "all finite")
@@ -155,6 +156,10 @@ def _summary(maps: MapSet) -> dict[str, Any]:
         "bytes": _size(maps.path),
         "extras": list(maps.extras),
     }
+    if maps.bottleneck is not None:
+        summary["bottleneck"] = list(maps.bottleneck.shape)
+    if maps.state_only:
+        summary["state_only"] = list(maps.state_only)
     if maps.source == "source":
         summary["metadata"] = {key: value for key, value in maps.info.items() if key != "fingerprint"}
         summary["header_bytes"] = _header_size(maps.path)
@@ -162,6 +167,15 @@ def _summary(maps: MapSet) -> dict[str, Any]:
         keys = ("name", "authors", "license", "doi", "homepage", "adapter", "stream", "tail")
         summary["credit"] = {key: maps.info[key] for key in keys if key in maps.info}
     return summary
+
+
+def _reads(maps: MapSet) -> str:
+    """What the maps read, where it is more than the state."""
+    if maps.features == ("state",):
+        return ""
+    through = f" through rank {maps.bottleneck.rank}" if maps.bottleneck else ""
+    narrow = f", {len(maps.state_only)} of them the state alone" if maps.state_only else ""
+    return f", reading {'+'.join(maps.features)}{through}{narrow}"
 
 
 def _plain(maps: MapSet) -> dict[str, Any] | None:

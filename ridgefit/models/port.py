@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ridgefit.errors import BadInput
 from ridgefit.models.call import cache_keyword, default_positions
+from ridgefit.models.gated import GatedMlp
 from ridgefit.models.identity import config_sha256, public_name
 from ridgefit.models.linear import WriteMetric, linearised
 from ridgefit.models.masks import COLUMNS_ONLY, SUPPORTED, as_mask, visible
@@ -30,7 +31,7 @@ class Written(NamedTuple):
     values: Tensor
 
 
-class Port:
+class Port(GatedMlp):
     """The Llama scheme; a family's file overrides only what differs.
 
     The scheme: a layer norms its input, projects it to queries, keys and values with separate linear

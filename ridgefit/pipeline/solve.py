@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from ridgefit import cost
 from ridgefit.capture import CandidateScores, CaptureFolder, HeldRows, load_capture
 from ridgefit.capture.identity import require_same, weights_sha256
-from ridgefit.features import FeatureList
+from ridgefit.features import FeatureList, SplitShape
 from ridgefit.files import require_space, require_unused
 from ridgefit.maps import Defaults, Fingerprint, LayerMap, MapSet, SplitMaps, write_maps
 from ridgefit.models import LoadedModel, load_model
@@ -122,9 +122,10 @@ def solve_with(
     require_unused(out)
     _require_captured_model(loaded, captured)
     features = FeatureList(captured.features)
-    hidden, width = loaded.port.hidden, features.width(loaded.port.hidden)
-    late = sum(loaded.port.n_layers - split for split in captured.splits)
-    require_space(out, late * hidden * (width + 1) * _BF16, "the maps")
+    hidden = loaded.port.hidden
+    widths = {split: features.width(SplitShape.of(loaded.port, split)) for split in captured.splits}
+    weights = sum((loaded.port.n_layers - split) * (width + 1) for split, width in widths.items())
+    require_space(out, weights * hidden * _BF16, "the maps")
     held = HeldRows.read(
         loaded,
         captured.store(),
@@ -144,7 +145,7 @@ def solve_with(
             yield SplitMaps(
                 maps=MapSet(
                     layers=range(split, loaded.port.n_layers),
-                    in_width=width,
+                    in_width=widths[split],
                     out_width=hidden,
                     read=_reader(split, fit, report.choice),
                     features=captured.features,

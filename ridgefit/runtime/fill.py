@@ -17,7 +17,15 @@ from ridgefit.maps.mapset import MapSet
 from ridgefit.models import Port, port_of
 from ridgefit.models.masks import COLUMNS_ONLY
 from ridgefit.runtime.hooks import Application
-from ridgefit.runtime.inputs import IdentityInputs, LateInputs, MappedInputs, Placement, place
+from ridgefit.runtime.inputs import (
+    IdentityInputs,
+    LateInputs,
+    MappedInputs,
+    Placement,
+    place,
+    place_bottleneck,
+    require_widths,
+)
 from ridgefit.runtime.report import FillReport
 
 Kind = Literal["ridge", "identity", "none"]
@@ -145,13 +153,7 @@ class RidgeFill:
         found = self.maps.check(port.identity(tokenizer))
         if self.maps.source == "memory":  # made in this process, for this model
             found = []
-        width = FeatureList(self.maps.features).width(port.hidden)
-        if self.maps.in_width != width:
-            raise BadInput(
-                f"the maps read {self.maps.in_width} columns and their features "
-                f"{list(self.maps.features)} have {width} in this model",
-                "use maps fitted on this model",
-            )
+        require_widths(self.maps, port)
         self._told.update(found)
         return found
 
@@ -187,6 +189,10 @@ class RidgeFill:
         key = (devices, port.dtype, placement)
         if self._placed is None or self._placed[0] != key:
             with torch.inference_mode(mode=False):
-                weights = place(self.maps, port, placement)
-            self._placed = (key, MappedInputs(FeatureList(self.maps.features), weights))
+                inputs = MappedInputs(
+                    FeatureList(self.maps.features),
+                    place(self.maps, port, placement),
+                    place_bottleneck(self.maps, port),
+                )
+            self._placed = (key, inputs)
         return self._placed[1]

@@ -121,6 +121,9 @@ class Application:
             )
         plan = self._plan(call)
         self._prefill = Prefill(self._port, self._split, plan, self._inputs, plumb=self._plumb)
+        for layer in self._prefill.lower:
+            keep = partial(_before_layer, self._keep_lower, layer)
+            self._inner.append(self._port.layers[layer].register_forward_pre_hook(keep, with_kwargs=True))
         self._hook_layers(self._enter, self._leave)
 
     def _plan(self, call: DecoderCall) -> Plan:
@@ -158,6 +161,11 @@ class Application:
             self._inner.append(block.register_forward_pre_hook(enter, with_kwargs=True))
             if after is not None:
                 self._inner.append(block.register_forward_hook(partial(_after_layer, after, layer)))
+
+    def _keep_lower(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        if self._prefill is not None:
+            self._prefill.keep_lower(layer, layer_input(args, kwargs))
+        return args, kwargs
 
     def _enter(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if self._prefill is None:

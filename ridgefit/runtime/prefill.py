@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ridgefit.features import FeatureInputs
 from ridgefit.models import Port, RowCache, Rows
 from ridgefit.models.call import cache_of, layer_input, with_cache, with_layer_input
 from ridgefit.models.masks import attends_by_runs, row_mask, rows_alone_mask
-from ridgefit.runtime.inputs import LateInputs, everything_valid
+from ridgefit.runtime.inputs import LateInputs
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -57,10 +59,22 @@ class Prefill:
         self._plan = plan
         self._inputs = inputs
         self._plumb = plumb
+        self._lower: dict[int, Tensor] = {}
         self._kept: Tensor | None = None
         self._shared: dict[tuple[str, torch.device], dict[str, Any]] = {}
         self._standin: RowCache | None = None
         self.cache: Any = None
+
+    @property
+    def lower(self) -> tuple[int, ...]:
+        """Layers below the split whose inputs the maps read."""
+        if self._inputs is None or self._plumb or not self._plan.fills:
+            return ()
+        return tuple(self._split - depth for depth in self._inputs.features.lower)
+
+    def keep_lower(self, layer: int, state: Tensor) -> None:
+        """Take the input `[batch, columns, hidden]` of a layer among `lower`."""
+        self._lower[self._split - layer] = state
 
     def enter(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call that a late layer gets instead: exact rows, and a cache that holds the filled ones."""
@@ -101,9 +115,15 @@ class Prefill:
         plan = self._plan
         if self._inputs is None or not plan.fills:
             return
-        state = state[:, : plan.stop]
-        valid = everything_valid(state) if plan.valid is None else plan.valid[:, : plan.stop].to(state.device)
-        self._kept = self._inputs.read(state, valid)[:, plan.start :].contiguous()
+        rows = slice(0, plan.stop + self._inputs.features.ahead)
+        found = FeatureInputs(
+            state=state[:, rows],
+            valid=None if plan.valid is None else plan.valid[:, rows].to(state.device),
+            lower={depth: kept[:, rows] for depth, kept in self._lower.items()},
+            mlp=partial(self._port.mlp_activations, self._split),
+        )
+        self._lower = {}
+        self._kept = self._inputs.read(found)[:, plan.start : plan.stop].contiguous()
 
     def _fill(self, layer: int, kwargs: dict[str, Any]) -> RowCache:
         """Keys and values that `layer` writes for filled rows, in buffers of the prompt's length."""
