@@ -9,6 +9,7 @@ prompts tell two fills apart.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from ridgefit.errors import BadInput
 from ridgefit.evaluate import needle_text
 from ridgefit.evaluate.samples import Apply, Measure, Reach, Sample, SampleSet, Scored
-from ridgefit.evaluate.scoring import forced, prefill
+from ridgefit.evaluate.scoring import Predictions, predictions, prefill
 from ridgefit.models import LoadedModel
 from ridgefit.recipe import CopyingSettings
 from ridgefit.tokens import opening_ids
@@ -56,27 +57,31 @@ class CopyingTask:
         build = _Builder(loaded.tokenizer, self.settings, reach)
         return SampleSet(tuple(build.sample(index, seed) for index in range(self.settings.samples)))
 
-    def score(self, loaded: LoadedModel, sample: Sample, apply: Apply, exact: Any, /) -> Scored:
+    def score(
+        self, loaded: LoadedModel, samples: Sequence[Sample], apply: Apply, exact: Sequence[Any] | None, /
+    ) -> list[Scored]:
         """One arm's predictions along the second occurrences; `exact` is what the exact arm predicted."""
         with apply():
-            blocks = list(forced(loaded.model, prefill(loaded.model, sample.prompt), sample.target))
-        scored = torch.tensor(sample.facts["scored"])
-        logits = torch.cat(blocks)[scored.to(blocks[0].device)].float()
-        target = sample.target[scored]
-        picked = logits.gather(1, target.to(logits.device)[:, None])[:, 0]
-        losses = (logits.logsumexp(dim=1) - picked).cpu()
-        found = logits.argmax(dim=1).cpu()
-        carry = found if exact is None else exact
-        right, known = found == target, carry == target
-        scores = {
-            "copied": float(right[known].double().mean()) if float(known.double().mean()) >= RULER else None,
-            "recalled": float(right.double().mean()),
-            "copy_nll": float(losses.double().mean()),
-        }
-        detail: dict[str, Any] = {"right": "".join("01"[int(item)] for item in right)}
-        if exact is None:
-            detail["counts"] = {"repeated_tokens": len(target), "copied_by_exact": int(known.sum())}
-        return Scored(scores, detail, carry)
+            state = prefill(loaded.model, [sample.prompt for sample in samples])
+            found = predictions(state, [sample.target for sample in samples])
+        carries = [None] * len(samples) if exact is None else exact
+        return [_scored(*row) for row in zip(samples, found, carries, strict=True)]
+
+
+def _scored(sample: Sample, all_found: Predictions, exact: torch.Tensor | None) -> Scored:
+    scored = torch.tensor(sample.facts["scored"])
+    target, found = sample.target[scored], all_found.best[scored]
+    carry = found if exact is None else exact
+    right, known = found == target, carry == target
+    scores = {
+        "copied": float(right[known].double().mean()) if float(known.double().mean()) >= RULER else None,
+        "recalled": float(right.double().mean()),
+        "copy_nll": float(all_found.losses[scored].double().mean()),
+    }
+    detail: dict[str, Any] = {"right": "".join("01"[int(item)] for item in right)}
+    if exact is None:
+        detail["counts"] = {"repeated_tokens": len(target), "copied_by_exact": int(known.sum())}
+    return Scored(scores, detail, carry)
 
 
 @dataclass(frozen=True)

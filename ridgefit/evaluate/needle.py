@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,14 @@ from ridgefit.corpus.encoding import dated_template
 from ridgefit.errors import BadInput
 from ridgefit.evaluate import needle_text
 from ridgefit.evaluate.samples import Apply, Measure, Reach, Sample, SampleSet, Scored
-from ridgefit.evaluate.scoring import generate, losses
+from ridgefit.evaluate.scoring import (
+    Predictions,
+    Prefilled,
+    answers,
+    end_tokens,
+    predictions,
+    prefill,
+)
 from ridgefit.models import LoadedModel
 from ridgefit.recipe import NeedleSettings
 from ridgefit.tokens import opening_ids
@@ -49,20 +57,27 @@ class NeedleTask:
             )
         )
 
-    def score(self, loaded: LoadedModel, sample: Sample, apply: Apply, _exact: Any, /) -> Scored:
-        """The arm's greedy answer and its loss on the right one."""
+    def score(
+        self, loaded: LoadedModel, samples: Sequence[Sample], apply: Apply, _exact: Sequence[Any] | None, /
+    ) -> list[Scored]:
+        """The arm's greedy answers and its loss on the right ones, from one prefill."""
         with apply():
-            answer_ids = generate(loaded.model, sample.prompt, self.settings.new_tokens)
-        with apply():
-            value_nll = float(losses(loaded.model, sample.prompt, sample.target).double().mean())
-        answer = loaded.tokenizer.decode(answer_ids, skip_special_tokens=True)
-        value = sample.facts["value"]
-        scores = {
-            "strict": float(needle_text.strict(answer, value)),
-            "digits": needle_text.digit_share(answer, value),
-            "value_nll": value_nll,
-        }
-        return Scored(scores, {"answer": answer, "value": value, "depth": sample.facts["depth"]}, carry=True)
+            state = prefill(loaded.model, [sample.prompt for sample in samples])
+            found = predictions(state.fork(), [sample.target for sample in samples])
+            given = self._answers(loaded, state, samples)
+        return [_scored(*row) for row in zip(samples, given, found, strict=True)]
+
+    def _answers(self, loaded: LoadedModel, state: Prefilled, samples: Sequence[Sample]) -> list[str]:
+        """Each answer up to where its scores are final: an end token, the budget, or the number itself."""
+
+        def read(ids: list[int]) -> str:
+            return str(loaded.tokenizer.decode(ids, skip_special_tokens=True))
+
+        def enough(row: int, ids: list[int]) -> bool:
+            return needle_text.strict(read(ids), samples[row].facts["value"])
+
+        ends = end_tokens(loaded.model)
+        return [read(ids) for ids in answers(state, self.settings.new_tokens, ends, enough)]
 
     def _haystack(self) -> needle_text.Haystack:
         if self.settings.haystack == "noise":
@@ -99,6 +114,16 @@ class NeedleTask:
             target=torch.tensor(target),
             facts={"value": case.value, "depth": round(case.depth, 4)},
         )
+
+
+def _scored(sample: Sample, answer: str, found: Predictions) -> Scored:
+    value = sample.facts["value"]
+    scores = {
+        "strict": float(needle_text.strict(answer, value)),
+        "digits": needle_text.digit_share(answer, value),
+        "value_nll": float(found.losses.double().mean()),
+    }
+    return Scored(scores, {"answer": answer, "value": value, "depth": sample.facts["depth"]}, carry=True)
 
 
 class Prompts:

@@ -133,7 +133,9 @@ class NeedleSettings(Settings):
     samples: int = Field(12, ge=1, description="prompts")
     needles: int = Field(1, ge=1, le=16, description="numbers hidden; one is asked for")
     haystack: str = Field("noise", description="'noise', or a text or JSONL file")
-    new_tokens: int = Field(16, ge=1, description="answer budget")
+    new_tokens: int = Field(
+        128, ge=1, description="answer budget (RULER's is 128); an answer also ends once it is right"
+    )
     chat: bool | None = Field(None, description="use the chat template; default: if the tokenizer has one")
 
 
@@ -189,6 +191,7 @@ class EvalSettings(Settings):
     tasks: tuple[Task, ...] = Field(
         min_length=1, description="nll, needle, agreement, copying, with their settings"
     )
+    batch: int = Field(1, ge=1, description="samples scored at once; more suit a GPU")
     fraction: float = Field(1.0, gt=0, le=1, description="share of each task's samples, for small machines")
     resamples: int = Field(5000, ge=100, description="bootstrap resamples behind each interval")
     seed: int = Field(0, ge=0, description="seed of prompts and resamples")

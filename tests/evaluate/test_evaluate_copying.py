@@ -73,7 +73,7 @@ def test_mixed_takes_turns_and_samples_do_not_depend_on_their_number(tiny: Loade
 def test_scores_are_those_of_one_plain_forward(tiny: LoadedModel) -> None:
     copying = task(strings="words", length=20, cue=6)
     sample = copying.samples(tiny, REACH, 3).samples[0]
-    exact = copying.score(tiny, sample, nullcontext, None)
+    (exact,) = copying.score(tiny, [sample], nullcontext, None)
     whole = torch.cat([sample.prompt, sample.target])
     with torch.no_grad():
         logits = tiny.model(whole[None]).logits[0].double()
@@ -95,7 +95,7 @@ def test_copied_counts_only_what_the_exact_model_copies(tiny: LoadedModel) -> No
     sample = copying.samples(tiny, REACH, 3).samples[0]
     truth = sample.target[sample.facts["scored"]].clone()
     truth[0] += 1
-    scored = copying.score(tiny, sample, nullcontext, truth)
+    (scored,) = copying.score(tiny, [sample], nullcontext, [truth])
     right = [mark == "1" for mark in scored.detail["right"]]
     assert scored.scores["copied"] == pytest.approx(sum(right[1:]) / 55)
     assert "counts" not in scored.detail
@@ -106,11 +106,15 @@ def test_a_trained_model_copies_numbers_and_the_identity_fill_does_not() -> None
     loaded = load_model("bundled:llama", dtype="float32")
     copying = CopyingTask(CopyingSettings(prompt=700, tail=128, samples=2, strings="numbers"))
     fill = RidgeFill.identity(6)
-    for sample in copying.samples(loaded, Reach(128, 0), 0).samples:
-        exact = copying.score(loaded, sample, nullcontext, None)
-        filled = copying.score(
-            loaded, sample, lambda: fill.applied(loaded.model, tail=128, sink_rows=0), exact.carry
-        )
+    samples = copying.samples(loaded, Reach(128, 0), 0).samples
+    found = copying.score(loaded, samples, nullcontext, None)
+    fills = copying.score(
+        loaded,
+        samples,
+        lambda: fill.applied(loaded.model, tail=128, sink_rows=0),
+        [exact.carry for exact in found],
+    )
+    for exact, filled in zip(found, fills, strict=True):
         assert exact.scores["copied"] == 1.0
         assert exact.scores["recalled"] is not None
         assert exact.scores["recalled"] > 0.9
