@@ -14,7 +14,7 @@ from ridgefit.recipe import ModelSettings, SolveSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ridgefit.pipeline.solve import SolveReport
+    from ridgefit.pipeline.solve_report import SolveReport
 
 
 def solve(
@@ -41,7 +41,7 @@ def solve(
 
 
 def _show(console: Console, result: SolveReport) -> None:
-    from ridgefit.cli.render import grid, plain
+    from ridgefit.cli.render import frontier_table, grid, plain
 
     for split in result.splits:
         chosen = set(split.choice.alphas)
@@ -71,6 +71,9 @@ def _show(console: Console, result: SolveReport) -> None:
             )
             for layer in split.layers
         ]
+        if split.frontier is not None:
+            console.print(grid(*frontier_table(split.frontier.model_dump())))
+            plain(console, f"split {split.split}: {split.frontier.chosen}, {split.frontier.reason}")
         header = ("layer", "alpha", "keys", "values", "inputs", "identity: keys", "values", "inputs")
         console.print(grid(header, layer_rows))
     plain(console, f"written to {result.out}")

@@ -87,9 +87,10 @@ def resolve_arm(arm: ArmSettings, maps: Path | None, n_layers: int) -> Arm:
     if arm.kind == "exact":
         return Arm(arm.label, "exact")
     if arm.kind == "ridge":
-        if maps is None:
+        place = maps_of(arm, maps)
+        if place is None:
             raise BadInput(f"arm '{arm.label}' needs ridge maps", "name them with --maps")
-        fill = RidgeFill.load(maps, split=arm.split)
+        fill = RidgeFill.load(place, split=arm.split)
         split, tail = fill.split, arm.tail
     elif arm.kind == "pop":
         fill = RidgeFill.pop(n_layers) if arm.split is None else RidgeFill.identity(arm.split)
@@ -104,6 +105,14 @@ def resolve_arm(arm: ArmSettings, maps: Path | None, n_layers: int) -> Arm:
             f"choose a split from 1 to {n_layers - 1}",
         )
     return Arm(arm.label, arm.kind, split, tail, arm.sink_rows, fill)
+
+
+def maps_of(arm: ArmSettings, maps: Path | None) -> Path | None:
+    """Maps of an arm: its own, looked for within the evaluation's first, or the evaluation's."""
+    if arm.maps is None:
+        return maps
+    within = None if maps is None else maps / arm.maps
+    return within if within is not None and within.exists() else Path(arm.maps)
 
 
 def reach_of(arms: Sequence[Arm], task_tail: int) -> Reach:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ridgefit.errors import BadInput, CheckFailed, Interrupted
-from ridgefit.evaluate.arms import Arm, reach_of, resolve_arms
+from ridgefit.evaluate.arms import Arm, maps_of, reach_of, resolve_arms
 from ridgefit.evaluate.journal import Journal, Key, require_results_folder
 from ridgefit.evaluate.result import EVALUATION, ArmDescription, EvalResult
 from ridgefit.evaluate.samples import Sample, Scored, Task
@@ -225,6 +225,7 @@ def _identity(
         "settings": settings.model_dump(mode="json"),
         "model": {**loaded.identity(), "weights_sample_sha256": _weights_sample(loaded.model)},
         "maps": maps_identity(maps),
+        **_arms_maps(settings, maps),
         "dtype": str(loaded.port.dtype).removeprefix("torch."),
         "device": device.type if device.type != "cuda" else torch.cuda.get_device_name(device),
         "attention": loaded.port.attention,
@@ -235,6 +236,12 @@ def _identity(
             for run in runs
         },
     }
+
+
+def _arms_maps(settings: EvalSettings, maps: Path | None) -> dict[str, Any]:
+    """Hashes of the maps that arms bring themselves, by label; nothing where none does."""
+    own = {arm.label: maps_identity(maps_of(arm, maps)) for arm in settings.arms if arm.maps is not None}
+    return {"arm_maps": own} if own else {}
 
 
 def _weights_sample(model: Any) -> str:

@@ -18,6 +18,7 @@ from ridgefit.errors import BadInput
 from ridgefit.features import FeatureList, SplitShape
 from ridgefit.maps import Bottleneck, Defaults, LayerMap, MapSet
 from ridgefit.models import Port
+from ridgefit.pipeline.candidate_list import PLAIN_MAPS
 from ridgefit.recipe import CandidateSettings, SolveSettings
 from ridgefit.ridge import (
     Choice,
@@ -32,7 +33,6 @@ from ridgefit.ridge import (
 )
 
 Progress = Callable[[int, int | None, str], None]
-PLAIN_MAPS = CandidateSettings(features=("state",))
 _METRIC_ROWS = 1024
 
 
@@ -195,8 +195,9 @@ class SplitSolver:
             )
         kind, _, number = candidate.layers.partition(":")
         late = range(self._late)
-        if kind == "first":
-            return list(late[: int(number)])
+        if kind == "first" and self._late > 1:
+            # The split layer's own input is the state, so its map has nothing to gain.
+            return list(late[1 : 1 + int(number)])
         if kind == "all":
             return list(late)
         first, last = (int(part) - self.split for part in candidate.layers.split("-"))

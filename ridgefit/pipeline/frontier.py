@@ -2,7 +2,8 @@
 
 The rule behind `--features auto`, in words (`RULE`), is applied to each split by itself:
 
-1. Where the exact model copies less than half of the probe's tokens there is nothing to choose by: plain.
+1. Where fewer than 4 of the probe's prompts are copied by the exact model itself, at least half of their
+   repeated tokens, there is nothing to choose by: plain.
 2. Where the plain maps copy all but 3 points of what the exact model copies there is nothing to win: plain.
 3. A candidate is eligible if it copies more than plain, the 95 % interval of the paired difference excluding
    zero, and its loss on held-out text is not above plain's, the interval of that difference excluding zero.
@@ -22,14 +23,14 @@ from pydantic import BaseModel, ConfigDict
 from ridgefit.evaluate.intervals import bca
 from ridgefit.pipeline.candidates import Solved
 from ridgefit.pipeline.probe import COPIED, LOSS, RECALLED, Probe, Probed
-from ridgefit.recipe import PLAIN, SolveSettings
+from ridgefit.recipe import SolveSettings
 
-EXACT_COPIES = 0.5
+FEWEST_PROMPTS = 4
 NOTHING_TO_WIN = 0.03
 AS_GOOD = 0.05
 RULE = (
-    "plain, unless the exact model predicts at least 50 % of the probe's repeated tokens, plain copies less "
-    "than 97 % of what exact copies, and a candidate copies more than plain (95 % interval of the paired "
+    "plain, unless the exact model copies at least 4 prompts of the probe (half of their repeated tokens or "
+    "more), plain copies less than 97 % of what exact copies, and a candidate copies more than plain (95 % interval of the paired "
     "difference excludes zero) without a loss on held-out text above plain's (interval excludes zero); then, "
     "of such candidates within 5 points of the best, the one with the fewest multiply-accumulates"
 )
@@ -105,6 +106,7 @@ class Frontier(_Frozen):
         reason: why.
         rule: what "auto" means; None where the maps were asked for by name.
         exact_recalled: share of repeated tokens that the exact model predicts.
+        prompts: how many prompts the exact model copies, so that they count for `copied`.
         probe: prompts, windows, lengths, sink rows and seed behind the scores.
     """
 
@@ -113,6 +115,7 @@ class Frontier(_Frozen):
     reason: str
     rule: str | None
     exact_recalled: float
+    prompts: int
     probe: dict[str, int]
 
     def of(self, name: str) -> CandidateScore:
@@ -139,14 +142,15 @@ def frontier(
     plain, base = found[0]
     scores = [_score(split, solved, probed, plain, base, probe) for solved, probed in found]
     scores = [score.model_copy(update={"frontier": _undominated(score, scores)}) for score in scores]
-    recalled = probe.exact.mean(RECALLED) or 0.0
-    chosen, reason = (wanted, "asked for") if wanted is not None else decide(scores, recalled)
+    prompts = len(probe.exact.scores[COPIED])
+    chosen, reason = (wanted, "asked for") if wanted is not None else decide(scores, prompts)
     return Frontier(
         candidates=tuple(scores),
         chosen=chosen,
         reason=reason,
         rule=None if wanted is not None else RULE,
-        exact_recalled=recalled,
+        exact_recalled=probe.exact.mean(RECALLED) or 0.0,
+        prompts=prompts,
         probe={
             "samples": settings.probe_samples,
             "windows": probe.windows,
@@ -158,11 +162,19 @@ def frontier(
     )
 
 
-def decide(scores: Sequence[CandidateScore], exact_recalled: float) -> tuple[str, str]:
-    """Name of the candidate that the rule picks, and the reason; `scores` begin with the plain maps."""
+def decide(scores: Sequence[CandidateScore], prompts: int) -> tuple[str, str]:
+    """Name of the candidate that the rule picks, and the reason.
+
+    Args:
+        scores: the plain maps first.
+        prompts: how many prompts of the probe the exact model copies.
+    """
     plain = scores[0]
-    if plain.copied is None or exact_recalled < EXACT_COPIES:
-        return plain.name, f"the exact model itself predicts {exact_recalled:.0%} of the repeated tokens"
+    if plain.copied is None or prompts < FEWEST_PROMPTS:
+        return (
+            plain.name,
+            f"the exact model itself copies {prompts} prompts of the probe, too few to choose by",
+        )
     if plain.copied >= 1 - NOTHING_TO_WIN:
         return plain.name, f"plain maps copy {plain.copied:.0%} of what the exact model copies"
     better = [score for score in scores[1:] if score.copied_gain is not None and score.copied_gain.above_zero]

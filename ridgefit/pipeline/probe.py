@@ -1,10 +1,12 @@
-"""What candidates' maps do to a model: what it still copies through the fill, and its loss on held-out text."""
+"""What candidates' maps do to a model: what it still copies through them, and its loss on held-out text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from statistics import fmean
 from typing import Any
 
@@ -18,6 +20,8 @@ from ridgefit.runtime import RidgeFill
 
 Progress = Callable[[int, int | None, str], None]
 COPIED, RECALLED, LOSS = "copied", "recalled", "novel_nll"
+TAIL_SHARE = 4
+"""A window's prompt has one exact row at its end in so many."""
 _SCORED = 256
 
 
@@ -72,16 +76,16 @@ class Probe:
             )
         )
         reach = Reach(settings.probe_tail, self._sinks)
-        self._parts: list[tuple[Task, Sample]] = [
-            (copying, sample) for sample in copying.samples(loaded, reach, settings.seed).samples
+        samples = copying.samples(loaded, reach, settings.seed).samples
+        self._parts: list[tuple[Task, Sequence[Sample]]] = [
+            (copying, part) for part in _batches(samples, settings.probe_batch)
         ]
-        for sample in held_samples(store, settings.probe_windows, self._sinks):
-            loss = NllTask(
-                NllSettings(data=("held-out",), prompt=sample.prompt.numel(), tail=sample.facts["tail"])
-            )
-            self._parts.append((loss, sample))
-        self.groups = {sample.id: sample.group for _, sample in self._parts}
-        self._carried: list[Any] = [None] * len(self._parts)
+        held = held_samples(store, settings.probe_windows, self._sinks)
+        for length, alike in groupby(held, key=lambda sample: sample.prompt.numel()):
+            loss = NllTask(NllSettings(data=("held-out",), prompt=length, tail=length // TAIL_SHARE))
+            self._parts += [(loss, part) for part in _batches(list(alike), settings.probe_batch)]
+        self.groups = {sample.id: sample.group for sample in (*samples, *held)}
+        self._carried: list[Sequence[Any] | None] = [None] * len(self._parts)
         self.exact = self._run("exact", lambda _: nullcontext())
 
     @property
@@ -99,14 +103,15 @@ class Probe:
 
     def _run(self, label: str, apply: Callable[[Task], AbstractContextManager[object]]) -> Probed:
         found: dict[str, dict[str, float]] = {COPIED: {}, RECALLED: {}, LOSS: {}}
-        for at, (task, sample) in enumerate(self._parts):
-            scored = task.score(self._loaded, sample, lambda task=task: apply(task), self._carried[at])
+        for at, (task, samples) in enumerate(self._parts):
+            scored = task.score(self._loaded, samples, partial(apply, task), self._carried[at])
             if self._carried[at] is None:
-                self._carried[at] = scored.carry
+                self._carried[at] = [item.carry for item in scored]
             for measure, scores in found.items():
-                value = scored.scores.get(measure)
-                if value is not None:
-                    scores[sample.id] = value
+                for sample, item in zip(samples, scored, strict=True):
+                    value = item.scores.get(measure)
+                    if value is not None:
+                        scores[sample.id] = value
             if self._progress is not None:
                 self._progress(at + 1, len(self._parts), f"probed: {label}")
         return Probed(found)
@@ -125,7 +130,7 @@ def held_samples(store: TokenStore, count: int, sink_rows: int) -> list[Sample]:
         ids = store.window(window)
         scored = min(_SCORED, len(ids) // 8)
         prompt = ids[: len(ids) - scored]
-        tail = len(prompt) // 4
+        tail = len(prompt) // TAIL_SHARE
         if not scored or tail < 1 or len(prompt) - tail - sink_rows < len(prompt) // 2:
             continue
         found.append(
@@ -134,7 +139,10 @@ def held_samples(store: TokenStore, count: int, sink_rows: int) -> list[Sample]:
                 group="held-out text",
                 prompt=prompt,
                 target=ids[len(prompt) :],
-                facts={"tail": tail},
             )
         )
     return found
+
+
+def _batches(samples: Sequence[Sample], size: int) -> list[Sequence[Sample]]:
+    return [samples[start : start + size] for start in range(0, len(samples), size)]

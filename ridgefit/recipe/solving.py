@@ -30,7 +30,7 @@ class CandidateSettings(Settings):
         "all",
         pattern=_LAYERS,
         examples=["all", "first:5", "16-20"],
-        description="late layers that read more than the state: all, the first few, or from-to",
+        description="late layers that read more than the state: all, the first few above the split, or from-to",
     )
     metric: Metric = Field("keys", description="in what a bottleneck must lose little: late layers' keys, …")
     name: str | None = Field(None, description="label and folder name; made from the rest if absent")
@@ -64,6 +64,12 @@ class CandidateSettings(Settings):
         if name is not None and not _WHOLE.fullmatch(name):
             raise ValueError(f"{name[:60]!r} is not a name of letters, digits, '.', '_', '+' and '-'")
         return name
+
+    @model_validator(mode="after")
+    def _plain_is_plain(self) -> CandidateSettings:
+        if self.name == PLAIN and not self.plain:
+            raise ValueError(f"only maps of the state alone may be called {PLAIN}")
+        return self
 
     @property
     def plain(self) -> bool:
@@ -104,14 +110,16 @@ class SolveSettings(Settings):
     features: tuple[str, ...] | None = Field(
         None,
         min_length=1,
-        description="what the maps read, of what was captured; auto chooses among the candidates by what they "
-        "copy; default: all that was captured",
+        description="what the maps read, of what was captured; auto chooses among the candidates by what "
+        "they copy; default: all that was captured",
     )
     rank: int | None = Field(
         None, ge=1, description="width of one bottleneck for all features but the state; default: none"
     )
     layers: str = Field(
-        "all", pattern=_LAYERS, description="late layers that read more than the state: all, first:5, 16-20"
+        "all",
+        pattern=_LAYERS,
+        description="late layers that read more than the state: all, first:5 above the split, or 16-20",
     )
     metric: Metric = Field(
         "keys", description="what of the late layers' inputs a bottleneck is made for: the keys they write, …"
@@ -124,6 +132,7 @@ class SolveSettings(Settings):
     keep_candidates: bool = Field(False, description="also write every candidate's maps, to candidates/NAME")
     probe_samples: int = Field(24, ge=2, description="prompts of the copying probe of candidates")
     probe_windows: int = Field(8, ge=1, description="held-out windows on which candidates' loss is taken")
+    probe_batch: int = Field(1, ge=1, description="prompts or windows per forward pass of the probe")
     probe_prompt: int = Field(1024, ge=64, description="tokens of a copying prompt")
     probe_tail: int = Field(256, ge=1, description="exact rows at the end of a probe's prompt")
     probe_sink_rows: int = Field(4, ge=0, description="exact rows at its beginning")
