@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ridgefit.errors import BadInput, CheckFailed, Interrupted
-from ridgefit.evaluate.arms import Arm, maps_of, reach_of, resolve_arms
+from ridgefit.evaluate.arms import CANDIDATES, Arm, maps_of, reach_of, resolve_arms
 from ridgefit.evaluate.journal import Journal, Key, require_results_folder
 from ridgefit.evaluate.result import EVALUATION, ArmDescription, EvalResult
 from ridgefit.evaluate.samples import Sample, Scored, Task
@@ -208,7 +208,9 @@ def _summarise(
     return EvalResult(
         identity={name: value for name, value in identity.items() if name != "samples"},
         arms=tuple(
-            ArmDescription(label=a.label, kind=a.kind, split=a.split, tail=a.tail, sink_rows=a.sink_rows)
+            ArmDescription(
+                label=a.label, kind=a.kind, split=a.split, tail=a.tail, sink_rows=a.sink_rows, maps=a.maps
+            )
             for a in arms
         ),
         tasks=tasks,
@@ -221,11 +223,12 @@ def _identity(
 ) -> dict[str, Any]:
     """Everything that decides the results; what differs is named when a folder is reopened."""
     device = loaded.port.device
+    own = {arm.label: maps_identity(maps_of(arm, maps)) for arm in settings.arms if arm.maps is not None}
     return {
         "settings": settings.model_dump(mode="json"),
         "model": {**loaded.identity(), "weights_sample_sha256": _weights_sample(loaded.model)},
         "maps": maps_identity(maps),
-        **_arms_maps(settings, maps),
+        **({"arm_maps": own} if own else {}),
         "dtype": str(loaded.port.dtype).removeprefix("torch."),
         "device": device.type if device.type != "cuda" else torch.cuda.get_device_name(device),
         "attention": loaded.port.attention,
@@ -236,12 +239,6 @@ def _identity(
             for run in runs
         },
     }
-
-
-def _arms_maps(settings: EvalSettings, maps: Path | None) -> dict[str, Any]:
-    """Hashes of the maps that arms bring themselves, by label; nothing where none does."""
-    own = {arm.label: maps_identity(maps_of(arm, maps)) for arm in settings.arms if arm.maps is not None}
-    return {"arm_maps": own} if own else {}
 
 
 def _weights_sample(model: Any) -> str:
@@ -259,7 +256,7 @@ def _weights_sample(model: Any) -> str:
 
 
 def maps_identity(maps: Path | None) -> dict[str, str] | None:
-    """File name -> sha256 of the tensors and manifests in a maps file or folder."""
+    """File name -> sha256 of the tensors and manifests in a maps file or folder, its candidates left out."""
     if maps is None:
         return None
     if maps.is_file():
@@ -267,7 +264,9 @@ def maps_identity(maps: Path | None) -> dict[str, str] | None:
     return {
         path.relative_to(maps).as_posix(): sha256_file(path)
         for path in sorted(maps.rglob("*"))
-        if path.is_file() and (path.suffix == ".safetensors" or path.name == "ridgefit.json")
+        if path.is_file()
+        and (path.suffix == ".safetensors" or path.name == "ridgefit.json")
+        and path.relative_to(maps).parts[0] != CANDIDATES
     }
 
 

@@ -55,7 +55,8 @@ class Average(Feature):
             carry.held[self.name] = total[:, -1:].clone()
         decay = 0.5 ** (1 / half)
         weights = (1 - decay ** count.clamp(min=1).double()) / (1 - decay)
-        return (total / weights.float()[:, :, None]).to(state.dtype)
+        mean: Tensor = total / weights.float()[:, :, None]
+        return mean.to(state.dtype)
 
     @property
     def _doublings(self) -> int:

@@ -30,8 +30,8 @@ NOTHING_TO_WIN = 0.03
 AS_GOOD = 0.05
 RULE = (
     "plain, unless the exact model copies at least 4 prompts of the probe (half of their repeated tokens or "
-    "more), plain copies less than 97 % of what exact copies, and a candidate copies more than plain (95 % interval of the paired "
-    "difference excludes zero) without a loss on held-out text above plain's (interval excludes zero); then, "
+    "more), plain copies less than 97 % of what exact copies, and a candidate copies more than plain (95 % "
+    "interval of the paired difference excludes zero) without a loss on held-out text above plain's (interval excludes zero); then, "
     "of such candidates within 5 points of the best, the one with the fewest multiply-accumulates"
 )
 

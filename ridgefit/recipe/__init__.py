@@ -89,21 +89,12 @@ class ArmSettings(Settings):
     tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer; pop: 1")
     sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
     maps: str | None = Field(
-        None, description="ridge: maps of its own, such as candidates/NAME within the evaluation's maps"
+        None,
+        min_length=1,
+        description="ridge: maps of its own; a plain name is a candidate that solve kept beside --maps, "
+        "anything with a / a file or folder",
     )
     name: str | None = Field(None, description="label in tables; made from the rest if absent")
-
-    @model_serializer(mode="wrap")
-    def _no_maps_of_its_own_go_unsaid(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Evaluations from before arms had maps keep their identity, so that they can be gone on with."""
-        saved: dict[str, Any] = plain(self)
-        return {name: value for name, value in saved.items() if name != "maps" or value is not None}
-
-    @model_validator(mode="after")
-    def _only_ridge_has_maps(self) -> ArmSettings:
-        if self.maps is not None and self.kind != "ridge":
-            raise ValueError(f"an arm of kind {self.kind} has no maps")
-        return self
 
     @property
     def label(self) -> str:
@@ -114,7 +105,7 @@ class ArmSettings(Settings):
         if self.split is not None and self.kind != "exact":
             parts.append(f"s{self.split}")
         if self.maps is not None:
-            parts.append(Path(self.maps).name)
+            parts.append(self.maps)
         if self.sink_rows:
             parts.append(f"+{self.sink_rows} sink rows")
         return " ".join(parts)

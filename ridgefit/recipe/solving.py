@@ -30,7 +30,7 @@ class CandidateSettings(Settings):
         "all",
         pattern=_LAYERS,
         examples=["all", "first:5", "16-20"],
-        description="late layers that read more than the state: all, the first few above the split, or from-to",
+        description="late layers that read more than the state: all, first few above the split, from-to",
     )
     metric: Metric = Field("keys", description="in what a bottleneck must lose little: late layers' keys, …")
     name: str | None = Field(None, description="label and folder name; made from the rest if absent")
