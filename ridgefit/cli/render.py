@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 from rich.markup import escape
 from rich.table import Table
@@ -59,47 +59,3 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
-
-
-def frontier_table(frontier: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Heads and rows of a split's candidates, from `Frontier` as JSON: `*` is chosen, `+` on the frontier."""
-
-    def share(value: float | None) -> str:
-        return "–" if value is None else f"{100 * value:.1f} %"
-
-    def gain(found: Mapping[str, Any] | None, scale: float, digits: int) -> str:
-        if found is None:
-            return "–"
-        mean = f"{scale * found['mean']:+.{digits}f}"
-        if found["low"] is None:
-            return mean
-        return f"{mean} [{scale * found['low']:+.{digits}f}, {scale * found['high']:+.{digits}f}]"
-
-    rows = []
-    for item in frontier["candidates"]:
-        mark = "*" if item["name"] == frontier["chosen"] else "+" if item["frontier"] else ""
-        rows.append(
-            (
-                f"{item['name']} {mark}".rstrip(),
-                f"{item['keys']:.4f}",
-                f"{item['values']:.4f}",
-                share(item["energy"]),
-                share(item["copied"]),
-                gain(item["copied_gain"], 100, 1),
-                "–" if item["loss"] is None else f"{item['loss']:+.4f}",
-                gain(item["loss_gain"], 1, 4),
-                f"{100 * item['extra']:+.1f} %",
-            )
-        )
-    heads = (
-        "candidate",
-        "keys",
-        "values",
-        "energy",
-        "copied",
-        "points over plain",
-        "loss",
-        "over plain",
-        "MACs",
-    )
-    return heads, rows

@@ -41,7 +41,8 @@ def solve(
 
 
 def _show(console: Console, result: SolveReport) -> None:
-    from ridgefit.cli.render import frontier_table, grid, plain
+    from ridgefit.cli.render import grid, plain
+    from ridgefit.evaluate.candidates import candidate_table
 
     for split in result.splits:
         chosen = set(split.choice.alphas)
@@ -72,8 +73,9 @@ def _show(console: Console, result: SolveReport) -> None:
             for layer in split.layers
         ]
         if split.frontier is not None:
-            console.print(grid(*frontier_table(split.frontier.model_dump())))
-            plain(console, f"split {split.split}: {split.frontier.chosen}, {split.frontier.reason}")
+            table = candidate_table(split.split, split.frontier.model_dump())
+            console.print(grid(table.grid.heads, table.grid.rows))
+            plain(console, table.chosen)
         header = ("layer", "alpha", "keys", "values", "inputs", "identity: keys", "values", "inputs")
         console.print(grid(header, layer_rows))
     plain(console, f"written to {result.out}")

@@ -31,8 +31,9 @@ AS_GOOD = 0.05
 RULE = (
     "plain, unless the exact model copies at least 4 prompts of the probe (half of their repeated tokens or "
     "more), plain copies less than 97 % of what exact copies, and a candidate copies more than plain (95 % "
-    "interval of the paired difference excludes zero) without a loss on held-out text above plain's (interval excludes zero); then, "
-    "of such candidates within 5 points of the best, the one with the fewest multiply-accumulates"
+    "interval of the paired difference excludes zero) without a loss on held-out text above plain's (its "
+    "interval excludes zero); then, of such candidates within 5 points of the best, the one with the fewest "
+    "multiply-accumulates"
 )
 
 
@@ -116,7 +117,7 @@ class Frontier(_Frozen):
     rule: str | None
     exact_recalled: float
     prompts: int
-    probe: dict[str, int]
+    probe: dict[str, int | str]
 
     def of(self, name: str) -> CandidateScore:
         """A candidate by name."""
@@ -153,6 +154,7 @@ def frontier(
         prompts=prompts,
         probe={
             "samples": settings.probe_samples,
+            "strings": settings.probe_strings,
             "windows": probe.windows,
             "prompt": settings.probe_prompt,
             "tail": settings.probe_tail,

@@ -72,7 +72,10 @@ class Probe:
         self._sinks = settings.probe_sink_rows
         copying = CopyingTask(
             CopyingSettings(
-                prompt=settings.probe_prompt, tail=settings.probe_tail, samples=settings.probe_samples
+                prompt=settings.probe_prompt,
+                tail=settings.probe_tail,
+                samples=settings.probe_samples,
+                strings=settings.probe_strings,
             )
         )
         reach = Reach(settings.probe_tail, self._sinks)

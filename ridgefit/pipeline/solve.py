@@ -9,6 +9,7 @@ from typing import Any
 from ridgefit import cost
 from ridgefit.capture import CaptureFolder, HeldRows, load_capture
 from ridgefit.capture.identity import require_same, weights_sha256
+from ridgefit.evaluate.arms import CANDIDATES
 from ridgefit.features import FeatureList, SplitShape
 from ridgefit.files import new_folder, require_space, require_unused
 from ridgefit.maps import Defaults, Fingerprint, MapSet, MapsWriter, SplitMaps
@@ -23,7 +24,6 @@ from ridgefit.runtime import RidgeFill
 from ridgefit.versions import library_versions, machine
 
 Progress = Callable[[int, int | None, str], None]
-CANDIDATES = "candidates"
 _BF16 = 2
 
 

@@ -131,6 +131,9 @@ class SolveSettings(Settings):
     )
     keep_candidates: bool = Field(False, description="also write every candidate's maps, to candidates/NAME")
     probe_samples: int = Field(24, ge=2, description="prompts of the copying probe of candidates")
+    probe_strings: Literal["mixed", "words", "numbers", "tokens"] = Field(
+        "mixed", description="what is copied: random words, numbers in sentences, both in turn, or tokens"
+    )
     probe_windows: int = Field(8, ge=1, description="held-out windows on which candidates' loss is taken")
     probe_batch: int = Field(1, ge=1, description="prompts or windows per forward pass of the probe")
     probe_prompt: int = Field(1024, ge=64, description="tokens of a copying prompt")
