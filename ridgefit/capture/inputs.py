@@ -31,7 +31,7 @@ class SplitInputs:
         self._port = port
         self._features = features
         self._splits = tuple(sorted(splits))
-        self.widths = {split: features.width(SplitShape.of(port, split)) for split in self._splits}
+        self.widths = {split: features.width(self.shape(split)) for split in self._splits}
         # layer -> splits that are still to read its input
         self._readers: dict[int, tuple[int, ...]] = {}
         for split in self._splits:
@@ -46,6 +46,15 @@ class SplitInputs:
     def lower_layers(self) -> int:
         """How many states below their splits are held at once, at most."""
         return len(self._readers)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Layers whose inputs are held now for a split above them."""
+        return tuple(self._kept)
+
+    def shape(self, split: int) -> SplitShape:
+        """What widths depend on."""
+        return SplitShape.of(self._port, split)
 
     def open(self, valid: Tensor) -> None:
         """Begin a forward pass over a batch, `[batch, rows]` bool with False for padding."""

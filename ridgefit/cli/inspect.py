@@ -34,6 +34,7 @@ def inspect(
 
 def _show(console: Console, result: dict[str, Any]) -> None:
     from ridgefit.cli.render import pairs, size
+    from ridgefit.maps import reads_text
 
     origin = result["fingerprint"] or {}
     rows = [("layout", str(result["layout"])), ("base model", _name(origin))]
@@ -41,9 +42,10 @@ def _show(console: Console, result: dict[str, Any]) -> None:
         rows += _repository(result["repository"])
     for split, record in result["splits"].items():
         first, stop = record["layers"]
+        rank, narrow = (record.get("bottleneck") or (0, None))[1], len(record.get("state_only", ()))
         held = (
             f"layers {first} to {stop - 1}, maps {record['shape'][0]} x {record['shape'][1]} of "
-            f"{'+'.join(record['features'])}, {record['layout']}, {size(record['bytes'])}"
+            f"{reads_text(record['features'], rank, narrow)}, {record['layout']}, {size(record['bytes'])}"
         )
         rows.append((f"split {split}", held))
         if record.get("rows"):

@@ -58,6 +58,11 @@ class Prefilled:
         logits: torch.Tensor = self._model(input_ids=ids, use_cache=True, **given, **keyword).logits
         return logits
 
+    def advance(self, ids: torch.Tensor) -> None:
+        """Go on to after the next tokens `[batch, n]`, which are given rather than chosen."""
+        for part in torch.split(ids.to(self.logits.device), max(1, PIECE // self.batch), dim=1):
+            self.logits = self.feed(part)[:, -1]
+
 
 @torch.no_grad()
 def prefill(model: Any, prompts: Sequence[torch.Tensor]) -> Prefilled:

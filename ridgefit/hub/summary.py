@@ -55,12 +55,13 @@ def look(ref: RepoRef | str, hub: Hub | None = None) -> dict[str, Any]:
             "layout": manifest.splits[split].layout,
             "layers": list(record.layers),
             "shape": [record.out_width, record.in_width],
-            "features": list(record.features),
+            "features": list(files.manifest.get("features", record.features)),
             "defaults": {"tail": record.tail, "sink_rows": record.sink_rows},
             "bytes": sum(remote[path].size for path in own),
             "extras": list(files.extras),
             **manifest.splits[split].model_dump(
-                mode="json", include={"alphas", "penalty", "rows", "scores", "sha256"}
+                mode="json",
+                include={"alphas", "penalty", "rows", "scores", "sha256", "bottleneck", "state_only"},
             ),
         }
     return {
@@ -144,9 +145,8 @@ def _judge_headers(
         for (layer, path), (_, tensors) in zip(names.items(), headers, strict=True):
             entry = tensors.get(f"proj.{layer}.{_CODES[record.dtype]}")
             shape = entry.shape if entry else None
-            if shape != (record.out_width, record.in_width):
+            if shape != record.shape(layer):
                 raise BadInput(
-                    f"{path} of {ref} holds a map {shape}, its {CONFIG} says "
-                    f"{(record.out_width, record.in_width)}",
+                    f"{path} of {ref} holds a map {shape}, its {CONFIG} says {record.shape(layer)}",
                     "do not use it",
                 )

@@ -11,7 +11,7 @@ from ridgefit.maps.format1_write import Credit, Format1Report, Format1Settings, 
 from ridgefit.maps.int8 import dequantize, error_in_steps, quantize_int8
 from ridgefit.maps.load import kind_of, load_maps
 from ridgefit.maps.mapset import Defaults, Int8Planes, LayerMap, MapSet
-from ridgefit.maps.names import READABLE_FEATURES, feature_versions, parse_feature
+from ridgefit.maps.names import READABLE_FEATURES, feature_versions, parse_feature, reads_text
 from ridgefit.maps.quantize import QuantizeReport, quantize
 from ridgefit.maps.source import read_source, write_source
 from ridgefit.maps.tensorfile import TensorFile
@@ -50,6 +50,7 @@ __all__ = [
     "read_format1",
     "read_maps_manifest",
     "read_source",
+    "reads_text",
     "verify_files",
     "write_format1",
     "write_maps",

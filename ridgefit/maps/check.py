@@ -15,6 +15,7 @@ from ridgefit.maps import folder as maps_folder
 from ridgefit.maps import format1
 from ridgefit.maps.load import kind_of, load_maps
 from ridgefit.maps.mapset import MapSet
+from ridgefit.maps.names import reads_text
 from ridgefit.maps.tensorfile import TensorFile
 
 
@@ -173,9 +174,8 @@ def _reads(maps: MapSet) -> str:
     """What the maps read, where it is more than the state."""
     if maps.features == ("state",):
         return ""
-    through = f" through rank {maps.bottleneck.rank}" if maps.bottleneck else ""
-    narrow = f", {len(maps.state_only)} of them the state alone" if maps.state_only else ""
-    return f", reading {'+'.join(maps.features)}{through}{narrow}"
+    rank = maps.bottleneck.rank if maps.bottleneck else None
+    return f", reading {reads_text(maps.features, rank, len(maps.state_only))}"
 
 
 def _plain(maps: MapSet) -> dict[str, Any] | None:

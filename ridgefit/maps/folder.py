@@ -25,7 +25,7 @@ from ridgefit.maps.fingerprint import Fingerprint
 from ridgefit.maps.format1 import MANIFEST as FORMAT1_MANIFEST
 from ridgefit.maps.format1 import read_format1, read_table
 from ridgefit.maps.mapset import Defaults, MapSet
-from ridgefit.maps.names import feature_versions, require_features
+from ridgefit.maps.names import feature_versions, require_known
 from ridgefit.maps.source import read_source, write_source
 
 MANIFEST = "ridgefit.json"
@@ -252,7 +252,7 @@ def read_manifest(folder: Path) -> MapsManifest:
     for split, record in manifest.splits.items():
         if record.layers[0] != split or record.layers[1] <= split:
             raise BadInput(f"{path} describes split {split} with layers {record.layers}")
-        require_features(record.features, str(path))
+        require_known(record.features, str(path))
     return manifest
 
 

@@ -135,7 +135,7 @@ def write_format1(
         raise BadInput(f"{maps.path} already holds int8 maps", "quantize the bf16 maps they were made from")
     if int8:
         for layer in maps.layers:
-            require_groups(maps.width(layer))
+            require_groups(maps.width(layer), layer, through=maps.bottleneck is not None)
     settings = settings or Format1Settings()
     base = dict(maps.info) if maps.source == "format1-bf16" else None
     credit = settings.credit or (_credit_of(base) if base else Credit())

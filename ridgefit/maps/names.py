@@ -75,14 +75,24 @@ def feature_versions(names: Iterable[str]) -> dict[str, int]:
 
 
 def require_features(names: Mapping[str, int], where: str) -> tuple[str, ...]:
-    """Feature names that this version can compute.
+    """Feature names in order, of a file that keeps the order.
 
     Args:
         names: whole name -> version, as a file states them.
         where: the file, for the sentence.
 
     Raises:
-        BadInput: a name, or the version of its definition, is not known, or `state` is not the first.
+        BadInput: see `require_known`; or `state` is not the first.
+    """
+    require_known(names, where)
+    return require_state_first(tuple(names), where)
+
+
+def require_known(names: Mapping[str, int], where: str) -> None:
+    """Refuse features that this version cannot compute.
+
+    Raises:
+        BadInput: a name, or the version of its definition, is not known.
     """
     for name, version in names.items():
         try:
@@ -99,7 +109,6 @@ def require_features(names: Mapping[str, int], where: str) -> tuple[str, ...]:
                 f"version {found}",
                 "upgrade ridgefit",
             )
-    return require_state_first(tuple(names), where)
 
 
 def require_state_first(names: Sequence[str], where: str) -> tuple[str, ...]:
@@ -114,6 +123,19 @@ def require_state_first(names: Sequence[str], where: str) -> tuple[str, ...]:
             "name state first",
         )
     return tuple(names)
+
+
+def reads_text(names: Sequence[str], rank: int | None = None, narrow: int = 0) -> str:
+    """What maps read, for people: `state + previous-1 through rank 32, 4 layers the state alone`.
+
+    Args:
+        names: features in order.
+        rank: of the bottleneck, None without one.
+        narrow: layers that read the state alone, where others read more.
+    """
+    through = "" if rank is None else f" through rank {rank}"
+    alone = f", {narrow} layer{'s' if narrow > 1 else ''} the state alone" if narrow else ""
+    return " + ".join(names) + through + alone
 
 
 def features_text(names: Iterable[str]) -> str:

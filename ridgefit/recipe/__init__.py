@@ -147,6 +147,24 @@ class NeedleSettings(Settings):
     chat: bool | None = Field(None, description="use the chat template; default: if the tokenizer has one")
 
 
+class NeedleTwoTurnSettings(Settings):
+    """A second question to a cache that was filled once, for the first (paper appendix D)."""
+
+    task: Literal["needle-two-turn"] = Field("needle-two-turn", description="a second question of one cache")
+    prompt: int = Field(2048, ge=64, description="prompt tokens, the first question among them")
+    tail: int = Field(512, ge=1, description="last prompt rows that run every layer")
+    samples: int = Field(12, ge=1, description="prompts")
+    needles: int = Field(2, ge=2, le=16, description="numbers hidden; two are asked for, one after the other")
+    haystack: str = Field("noise", description="'noise', or a text or JSONL file")
+    new_tokens: int = Field(128, ge=1, description="answer budget")
+    chat: bool | None = Field(None, description="use the chat template; default: if the tokenizer has one")
+
+    @property
+    def scored(self) -> int:
+        """Room to leave behind the prompt: the first answer, the second question and its answer."""
+        return 128 + self.new_tokens
+
+
 class AgreementSettings(Settings):
     """Greedy agreement and KL along the exact arm's continuation."""
 
@@ -188,7 +206,8 @@ class CopyingSettings(Settings):
 
 
 Task = Annotated[
-    NllSettings | NeedleSettings | AgreementSettings | CopyingSettings, Field(discriminator="task")
+    NllSettings | NeedleSettings | NeedleTwoTurnSettings | AgreementSettings | CopyingSettings,
+    Field(discriminator="task"),
 ]
 
 
@@ -197,7 +216,7 @@ class EvalSettings(Settings):
 
     arms: tuple[ArmSettings, ...] = Field(min_length=1, description="arms, each paired with exact")
     tasks: tuple[Task, ...] = Field(
-        min_length=1, description="nll, needle, agreement, copying, with their settings"
+        min_length=1, description="nll, needle, needle-two-turn, agreement, copying, with their settings"
     )
     batch: int = Field(1, ge=1, description="samples scored at once; more suit a GPU")
     fraction: float = Field(1.0, gt=0, le=1, description="share of each task's samples, for small machines")
