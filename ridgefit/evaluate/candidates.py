@@ -52,6 +52,8 @@ def candidate_tables(maps: Path) -> list[CandidateTable]:
         found = record.scores.get("frontier") if isinstance(record.scores, Mapping) else None
         if found is None:
             continue
+        if not isinstance(found, Mapping):
+            raise BadInput(f"the candidates of split {split} in {maps} cannot be read")
         try:
             tables.append(candidate_table(split, found))
         except (KeyError, TypeError, ValueError) as error:
