@@ -22,6 +22,8 @@ class LayerReport:
         fired: parted queries that fetched at least one row.
         overflowed: parted queries that asked for more than the cap and read everything.
         skipped: (query, head) pairs that the gate spared the scan.
+        kept: closed rows that stay attended, of the last sequence.
+        archived: its other closed rows.
         z: certificate factor of the last sequence.
         hard: hard calibration queries of the last sequence.
         gate: entropy threshold of the last sequence; None where the gate is open.
@@ -39,6 +41,8 @@ class LayerReport:
     fired: int = 0
     overflowed: int = 0
     skipped: int = 0
+    kept: int = 0
+    archived: int = 0
     z: float | None = None
     hard: int | None = None
     gate: float | None = None
