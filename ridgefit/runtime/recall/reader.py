@@ -199,6 +199,8 @@ class PolicyReader:
         report.attended += near.rows.shape[0] * count if near.seen is None else int(near.seen.sum())
         report.seen += sum(range(last - count + 1, last + 1))
         report.skipped += found.skipped
+        if isinstance(self.selector, PageSelector):
+            report.bounds += self.selector.bound_rows(tier.closed) * count
         if tier.archived:
             report.parted += count
             report.kept, report.archived = tier.closed - tier.archived, tier.archived

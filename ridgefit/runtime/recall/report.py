@@ -17,6 +17,7 @@ class LayerReport:
         parted: of those, queries whose sequence had an archive.
         attended: rows they attended without fetching, summed.
         scanned: index entries read, summed.
+        bounds: rows' worth of page bounds read, summed.
         seen: rows a dense step would have read, summed.
         fetched: rows fetched, one number per parted query.
         fired: parted queries that fetched at least one row.
@@ -36,6 +37,7 @@ class LayerReport:
     parted: int = 0
     attended: int = 0
     scanned: int = 0
+    bounds: int = 0
     seen: int = 0
     fetched: list[int] = field(default_factory=list)
     fired: int = 0
@@ -50,7 +52,8 @@ class LayerReport:
     @property
     def dims_per_row(self) -> float:
         """Cache entries read per row and step, the measured side of VestigeKV's Eq. 2."""
-        read = (self.attended + sum(self.fetched)) * self.width + self.scanned * self.entry
+        rows = self.attended + sum(self.fetched) + self.bounds
+        read = rows * self.width + self.scanned * self.entry
         return read / self.seen if self.seen else 0.0
 
     def quantile(self, share: float) -> int:
