@@ -8,6 +8,7 @@ from ridgefit.models.port import LayerKind, Port, Written
 from ridgefit.models.registry import FAMILIES, port_of
 from ridgefit.models.rowcache import RowCache
 from ridgefit.models.rows import Rows
+from ridgefit.models.scattered import ScatteredRows
 
 __all__ = [
     "FAMILIES",
@@ -17,6 +18,7 @@ __all__ = [
     "Port",
     "RowCache",
     "Rows",
+    "ScatteredRows",
     "WriteMetric",
     "Written",
     "device_of",

@@ -250,12 +250,17 @@ def test_what_cannot_be_filled_in_parts(tiny_model: Callable[..., Any]) -> None:
     item = LayerMap(torch.zeros(HIDDEN, 2 * HIDDEN), torch.zeros(HIDDEN))
     control = MapSet.of(dict.fromkeys(range(SPLIT, LAYERS), item), features=("state", "control-next-1"))
     for refused, words in (
-        (RidgeFill.no_fill(SPLIT), "no fill takes no prompt in parts"),
+        (RidgeFill.no_fill(SPLIT), "no fill needs the whole prompt at once"),
         (RidgeFill.of(control), "control-next-1 is a control"),
     ):
         with pytest.raises(BadInput, match=words), refused.applied(model, tail=TAIL, prompt_tokens=PROMPT):
             pass
     with pytest.raises(BadInput, match="prompt of 0 tokens"), fill.applied(model, tail=TAIL, prompt_tokens=0):
+        pass
+    with (
+        pytest.raises(BadInput, match="splices need the whole prompt at once"),
+        fill.applied(model, tail=TAIL, prompt_tokens=PROMPT, splice="keys"),
+    ):
         pass
     before = hooks(model)
     with fill.applied(model, tail=TAIL, prompt_tokens=PROMPT):
