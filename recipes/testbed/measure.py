@@ -40,6 +40,10 @@ def main() -> None:
     arguments = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if '"kimi_linear_rotated"' in (arguments.model / "config.json").read_text(encoding="utf-8"):
+        from ridgefit.models.kimi_linear_rotated import register
+
+        register()
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer or arguments.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.bfloat16).to(device).eval()
     lines = arguments.texts.read_text(encoding="utf-8").splitlines()

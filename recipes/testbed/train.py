@@ -13,11 +13,12 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import kda
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -37,6 +38,7 @@ FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
+HYBRIDS = ("kimi_linear", "kimi_linear_rotated")
 LARGEST_FILE = 16 << 20  # bytes of model.safetensors
 TOKENS_PER_STEP = 16_384
 LENGTHS = (
@@ -58,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--family", choices=sorted(FAMILIES), required=True)
+    parser.add_argument("--family", choices=sorted([*FAMILIES, *HYBRIDS]), required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder of prepare.py")
     parser.add_argument("--out", type=Path, required=True, help="folder of the model, without its tokenizer")
     parser.add_argument("--steps", type=int, default=4324, help="steps of 16,384 tokens")
@@ -67,12 +69,14 @@ def main() -> None:
     )
     parser.add_argument("--tokens-per-step", type=int, default=TOKENS_PER_STEP)
     parser.add_argument("--workers", type=int, default=4, help="processes that build batches")
+    parser.add_argument("--graphs", action="store_true", help="replay steps as CUDA graphs")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(arguments.seed)
-    model = new_model(arguments.family).to(device)
+    hybrid = arguments.family in HYBRIDS
+    model = (new_hybrid if hybrid else new_model)(arguments.family).to(device).train()
     clock = Clock(arguments.steps, arguments.seconds)
     batches = DataLoader(
         Batches(arguments.data, arguments.tokens_per_step, arguments.seed),
@@ -81,12 +85,11 @@ def main() -> None:
         num_workers=arguments.workers,
         pin_memory=device == "cuda",
     )
-    optimizer = new_optimizer(model, fused=device == "cuda")
+    optimizer = new_optimizer(model, fused=device == "cuda", graphs=arguments.graphs)
+    update: Step = Replayed(model, optimizer) if arguments.graphs else Eager(model, optimizer, device)
     losses: list[torch.Tensor] = []
     for step, batch in enumerate(batches):
-        for group in optimizer.param_groups:
-            group["lr"] = PEAK_RATE * rate(clock.share(step))
-        losses.append(train_step(model, optimizer, batch, device))
+        losses.append(update(batch, PEAK_RATE * rate(clock.share(step))))
         if step % 100 == 0:
             text, answer = torch.stack(losses).mean(0).tolist()
             losses.clear()
@@ -121,12 +124,57 @@ def new_model(family: str) -> PreTrainedModel:
     return model_class(config)
 
 
-def new_optimizer(model: PreTrainedModel, *, fused: bool) -> torch.optim.Optimizer:
-    """AdamW; norm weights do not decay."""
-    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
-    vectors = [weight for weight in model.parameters() if weight.ndim == 1]
+def new_hybrid(family: str) -> PreTrainedModel:
+    """12 layers of width 256 in fp32, 6.2 M parameters: latent attention in every fourth, KDA in the others.
+
+    Widths keep Kimi Linear's proportions: latent 8 to branch 1, branch a third of a query. The recurrent
+    state is small, so that long-range retrieval has to go through the latent cache.
+    """
+    from transformers.models.kimi_linear import modeling_kimi_linear
+
+    from ridgefit.models.kimi_linear_rotated import (
+        KimiLinearConfig,
+        KimiLinearForCausalLM,
+        RotatedKimiLinearConfig,
+        RotatedKimiLinearForCausalLM,
+    )
+
+    modeling_kimi_linear.chunk_kimi_delta_attention = kda.chunked_kda
+    modeling_kimi_linear.causal_conv1d_fn = kda.shifted_conv
+    rotated = family == "kimi_linear_rotated"
+    config = (RotatedKimiLinearConfig if rotated else KimiLinearConfig)(
+        vocab_size=2048,
+        hidden_size=256,
+        intermediate_size=320,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        kv_lora_rank=128,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=32,
+        v_head_dim=32,
+        linear_head_dim=32,
+        linear_num_heads=4,
+        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 3,
+        mlp_layer_types=["dense"] * 12,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-6,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+        use_cache=True,
+    )
+    return (RotatedKimiLinearForCausalLM if rotated else KimiLinearForCausalLM)(config)
+
+
+def new_optimizer(model: PreTrainedModel, *, fused: bool, graphs: bool = False) -> torch.optim.Optimizer:
+    """AdamW; norm weights, decay rates and their biases do not decay."""
+    named = dict(model.named_parameters())
+    vectors = [weight for name, weight in named.items() if weight.ndim == 1 or name.endswith("A_log")]
+    matrices = [weight for name, weight in named.items() if weight.ndim > 1 and not name.endswith("A_log")]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.95), fused=fused)
+    start = torch.tensor(PEAK_RATE, device="cuda") if graphs else PEAK_RATE
+    return torch.optim.AdamW(groups, lr=start, betas=(0.9, 0.95), fused=fused, capturable=graphs)
 
 
 def rate(share: float) -> float:
@@ -136,13 +184,80 @@ def rate(share: float) -> float:
     return 0.02 + 0.49 * (1 + math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP)))
 
 
+Batch = tuple[torch.Tensor, ...]
+Step = Callable[[Batch, float], torch.Tensor]
+NO_MASK = dict.fromkeys(("full_attention", "linear_attention"))  # a hybrid looks no further for padding
+
+
+class Eager:
+    """Updates, one kernel after the other; returns the losses of `train_step`."""
+
+    def __init__(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, device: str) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._device = device
+
+    def __call__(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        tokens, weights = (part.to(self._device, non_blocking=True) for part in batch)
+        return train_step(self._model, self._optimizer, tokens, weights)
+
+
+class Replayed:
+    """The same updates as CUDA graphs, one for each shape: small models wait for launches otherwise."""
+
+    def __init__(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, list[torch.Tensor], torch.Tensor]] = {}
+        self._warm: dict[torch.Size, int] = {}
+        self._stream = torch.cuda.Stream()
+
+    def __call__(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+        for group in self._optimizer.param_groups:
+            group["lr"].fill_(learning_rate)
+        shape = batch[0].shape
+        if shape not in self._graphs and self._warm.get(shape, 0) < 3:
+            self._warm[shape] = self._warm.get(shape, 0) + 1
+            return self._plain(batch)
+        if shape not in self._graphs:
+            self._graphs[shape] = self._capture(batch)
+        graph, inputs, losses = self._graphs[shape]
+        for held, part in zip(inputs, batch, strict=True):
+            held.copy_(part, non_blocking=True)
+        graph.replay()
+        out = losses.clone()
+        torch.cuda.current_stream().synchronize()  # the clock of the schedule counts finished steps
+        return out
+
+    def _plain(self, batch: Batch) -> torch.Tensor:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            losses = train_step(self._model, self._optimizer, *(part.cuda() for part in batch))
+        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.synchronize()
+        return losses
+
+    def _capture(self, batch: Batch) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor], torch.Tensor]:
+        inputs = [part.cuda() for part in batch]
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: the thread that pins batches goes on working
+        pool = next(iter(self._graphs.values()))[0].pool() if self._graphs else None
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            losses = train_step(self._model, self._optimizer, *inputs)
+        return graph, inputs, losses
+
+
 def train_step(
-    model: PreTrainedModel, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, ...], device: str
+    model: PreTrainedModel, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     """One update; returns [mean loss of plain text rows, mean loss of answer tokens]."""
-    tokens, weights = (part.to(device, non_blocking=True) for part in batch)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+    mask = {"attention_mask": NO_MASK} if model.config.model_type in HYBRIDS else {}
+    with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
+        logits = model(input_ids=tokens[:, :-1], use_cache=False, **mask).logits
     each = torch.nn.functional.cross_entropy(
         logits.float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
     )

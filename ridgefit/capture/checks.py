@@ -11,7 +11,7 @@ from ridgefit.capture.identity import require_same
 from ridgefit.corpus import TokenStore
 from ridgefit.cost import shape_from_config
 from ridgefit.errors import BadInput
-from ridgefit.features import FeatureList
+from ridgefit.features import FeatureList, SplitShape
 from ridgefit.models import LoadedModel, find_model
 from ridgefit.moments import LEAVES, Product, shard_leaves
 from ridgefit.recipe import CaptureSettings
@@ -52,7 +52,9 @@ def check_settings(loaded: LoadedModel, store: TokenStore, settings: CaptureSett
             )
     if len(set(settings.split)) != len(settings.split):
         raise BadInput(f"splits {list(settings.split)} name one twice", "name each split once")
-    FeatureList(settings.features)
+    features = FeatureList(settings.features)
+    for split in settings.split:
+        features.width(SplitShape.of(port, split))
     manifest = store.manifest
     if not manifest.fit_windows:
         raise BadInput("the text holds no window to fit on", "give more or longer documents")

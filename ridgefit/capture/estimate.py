@@ -10,7 +10,7 @@ import torch
 
 from ridgefit.cost import ModelShape, moments_bytes
 from ridgefit.errors import BadInput
-from ridgefit.features import FeatureList
+from ridgefit.features import FeatureList, SplitShape
 from ridgefit.files import require_space
 from ridgefit.moments import Product
 from ridgefit.recipe import CaptureSettings
@@ -67,18 +67,21 @@ def estimate(
         bytes_per_value: of an activation; that of the weights if absent.
         eager: attention that writes all its scores out.
     """
-    width = FeatureList(settings.features).width(shape.hidden)
-    one = sum(moments_bytes(shape, split, width=width) for split in settings.split)
+    features = FeatureList(settings.features)
+    widths = {split: features.width(SplitShape.of_config(shape, split)) for split in settings.split}
+    one = sum(moments_bytes(shape, split, width=width) for split, width in widths.items())
     sums = one * (2 if settings.lead else 1)
     rows = longest * settings.batch
-    inputs = len(settings.split) * width
+    inputs, width = sum(widths.values()), max(widths.values())
     value = _FP64 if product == "fp64" else _FP32
     product_block = 0 if product == "fp64" else inputs * shape.hidden * _FP32
     # inputs twice (as they came and side by side), one layer centred, converted and squared
     buffers = value * rows * (2 * inputs + 3 * max(shape.hidden, width)) + product_block
     mlp = max(part.active * 3 * part.width for part in shape.mlp)
     heads = 2 * shape.heads * shape.head_dim + 2 * shape.kv_width
-    forward = rows * (8 * shape.hidden + mlp + heads) * (bytes_per_value or shape.bytes_per_weight)
+    # a split's features side by side with their parts, and states of lower layers that wait for it
+    reads = 2 * width + len(features.lower) * len(widths) * shape.hidden if features.names[1:] else 0
+    forward = rows * (8 * shape.hidden + mlp + heads + reads) * (bytes_per_value or shape.bytes_per_weight)
     if eager:
         forward += 3 * settings.batch * shape.heads * longest * longest * _FP32
     host = tokens * _TOKEN + 4 * width * shape.hidden * _FP64

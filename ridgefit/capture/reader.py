@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ridgefit.capture.inputs import SplitInputs
 from ridgefit.capture.watch import Watch
 from ridgefit.corpus import TokenStore
 from ridgefit.errors import BadInput
@@ -74,13 +75,12 @@ class Reader:
     ) -> None:
         self.port = port
         self.store = store
-        self.features = features
         self.lead = lead
         self.splits = tuple(splits)
-        width = features.width(port.hidden)
+        self._inputs = SplitInputs(port, splits, features)
         self._sums = {
             name: RowSums(
-                dict.fromkeys(splits, width),
+                self._inputs.widths,
                 port.n_layers,
                 port.hidden,
                 product=product,
@@ -89,7 +89,6 @@ class Reader:
             for name in ((BODY, LEAD) if lead else (BODY,))
         }
         self._rows: dict[str, Rows] = {}
-        self._valid = torch.empty(0)
 
     def add(self, windows: Sequence[int]) -> None:
         """Run a batch of windows and add its rows.
@@ -100,12 +99,12 @@ class Reader:
         """
         ids, valid = padded(self.store, windows)
         leading = torch.arange(ids.shape[1]) < self.lead
-        self._valid = valid.to(self.port.device)
+        self._inputs.open(valid)
         self._rows = {BODY: Rows(valid & ~leading), LEAD: Rows(valid & leading)}
         for name, sums in self._sums.items():
             sums.open(self._rows[name].count)
         try:
-            with Watch(self.port, self.splits[0], self._receive) as watch:
+            with Watch(self.port, self._inputs.first, self._receive) as watch:
                 watch.run(ids, valid)
         except torch.OutOfMemoryError as error:
             raise BadInput(
@@ -135,7 +134,9 @@ class Reader:
             sums.reset()
 
     def _receive(self, layer: int, state: Tensor) -> None:
-        x = self.features.compute(state, self._valid.to(state.device)) if layer in self.splits else None
+        x = self._inputs.at(layer, state)
+        if layer < self.splits[0]:
+            return
         for name, sums in self._sums.items():
             rows = self._rows[name]
             if x is not None:

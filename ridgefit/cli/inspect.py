@@ -34,6 +34,7 @@ def inspect(
 
 def _show(console: Console, result: dict[str, Any]) -> None:
     from ridgefit.cli.render import pairs, size
+    from ridgefit.maps import reads_text
 
     origin = result["fingerprint"] or {}
     rows = [("layout", str(result["layout"])), ("base model", _name(origin))]
@@ -41,9 +42,10 @@ def _show(console: Console, result: dict[str, Any]) -> None:
         rows += _repository(result["repository"])
     for split, record in result["splits"].items():
         first, stop = record["layers"]
+        rank, narrow = (record.get("bottleneck") or (0, None))[1], len(record.get("state_only", ()))
         held = (
             f"layers {first} to {stop - 1}, maps {record['shape'][0]} x {record['shape'][1]} of "
-            f"{'+'.join(record['features'])}, {record['layout']}, {size(record['bytes'])}"
+            f"{reads_text(record['features'], rank, narrow)}, {record['layout']}, {size(record['bytes'])}"
         )
         rows.append((f"split {split}", held))
         if record.get("rows"):
@@ -51,17 +53,23 @@ def _show(console: Console, result: dict[str, Any]) -> None:
             rows.append(("  fit", fit))
         if record.get("scores"):
             rows.append(("  held out", _score(record["scores"])))
+        if (record.get("scores") or {}).get("frontier"):
+            rows.append(("  chosen", _choice(record["scores"]["frontier"])))
     console.print(pairs(rows))
 
 
 def _repository(found: dict[str, Any]) -> list[tuple[str, str]]:
     from ridgefit.cli.render import size
 
+    name = ("repository", f"{found['name']}@{found['sha']}")
+    files = ("files", f"{found['files']}, {size(found['bytes'])}")
+    if "base_model" not in found:
+        return [name, files]
     stated = "" if found["base_model_stated_by"] == "fit" else ", as the publisher states"
     return [
-        ("repository", f"{found['name']}@{found['sha']}"),
+        name,
         ("base on the Hub", f"{found['base_model']}@{found['base_model_revision']}{stated}"),
-        ("files", f"{found['files']}, {size(found['bytes'])}"),
+        files,
         ("evaluation", "published with it" if found["evaluated"] else "none published"),
     ]
 
@@ -77,6 +85,13 @@ def _score(scores: dict[str, Any]) -> str:
     if "score" not in choice or identity is None:
         return "see --json"
     return f"cosine of what late layers write {choice['score']:.4f}, identity {identity:.4f}"
+
+
+def _choice(frontier: dict[str, Any]) -> str:
+    """Which of how many candidates the maps are, and why."""
+    if not all(name in frontier for name in ("chosen", "candidates", "reason")):
+        return "see --json"
+    return f"{frontier['chosen']} of {len(frontier['candidates'])} candidates: {frontier['reason']}"
 
 
 def _name(origin: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,38 +49,55 @@ class AgreementTask:
         s = self.settings
         return document_samples(loaded, s.data, s.text_field, s.documents, prompt=s.prompt, target=0)
 
-    def score(self, loaded: LoadedModel, sample: Sample, apply: Apply, exact: Any, /) -> Scored:
+    def score(
+        self, loaded: LoadedModel, samples: Sequence[Sample], apply: Apply, exact: Sequence[Any] | None, /
+    ) -> list[Scored]:
         """Predictions of one arm along the exact arm's continuation."""
+        prompts = [sample.prompt for sample in samples]
         if exact is None:
-            exact = exact_steps(loaded.model, sample.prompt, apply, self.settings.new_tokens)
-            logits = exact.logits
-            detail: dict[str, Any] = {"continuation": exact.continuation.tolist()}
-        else:
-            logits = steps(loaded.model, sample.prompt, apply, exact.continuation)
-            detail = {}
-        same = logits.argmax(dim=1) == exact.logits.argmax(dim=1)
-        divergence = kl(exact.logits, logits)
-        detail |= {
-            "same": "".join("01"[int(s)] for s in same),
-            "kl": [round(v, 9) for v in divergence.tolist()],
-        }
-        scores = {"agreement": float(same.double().mean()), "kl": float(divergence.mean())}
-        return Scored(scores, detail, exact)
+            found = exact_steps(loaded.model, prompts, apply, self.settings.new_tokens)
+            return [
+                _compared(steps, steps.logits, {"continuation": steps.continuation.tolist()})
+                for steps in found
+            ]
+        continuations = torch.stack([steps.continuation for steps in exact])
+        logits = steps_along(loaded.model, prompts, apply, continuations)
+        return [_compared(steps, own, {}) for steps, own in zip(exact, logits, strict=True)]
 
 
-def exact_steps(model: Any, prompt: torch.Tensor, apply: Apply, count: int) -> ExactSteps:
-    """The exact arm's greedy continuation of `count` tokens with its predictions along it."""
+def _compared(exact: ExactSteps, logits: torch.Tensor, detail: dict[str, Any]) -> Scored:
+    same = logits.argmax(dim=1) == exact.logits.argmax(dim=1)
+    divergence = kl(exact.logits, logits)
+    detail |= {
+        "same": "".join("01"[int(s)] for s in same),
+        "kl": [round(v, 9) for v in divergence.tolist()],
+    }
+    scores = {"agreement": float(same.double().mean()), "kl": float(divergence.mean())}
+    return Scored(scores, detail, exact)
+
+
+def exact_steps(model: Any, prompts: Sequence[torch.Tensor], apply: Apply, count: int) -> list[ExactSteps]:
+    """The exact arm's greedy continuations of `count` tokens with its predictions along them."""
     with apply():
-        continuation = greedy(model, prefill(model, prompt), count)
-    return ExactSteps(continuation, steps(model, prompt, apply, continuation))
+        continuations = greedy(prefill(model, prompts), count)
+    logits = steps_along(model, prompts, apply, continuations)
+    return [ExactSteps(*pair) for pair in zip(continuations, logits, strict=True)]
 
 
-def steps(
-    model: Any, prompt: torch.Tensor, apply: Apply, continuation: torch.Tensor, *, piece: int = PIECE
+def steps_along(
+    model: Any,
+    prompts: Sequence[torch.Tensor],
+    apply: Apply,
+    continuations: torch.Tensor,
+    *,
+    piece: int = PIECE,
 ) -> torch.Tensor:
-    """Logits `[steps, vocab]` of an arm along a continuation; `piece=1` feeds one token at a time."""
+    """Logits `[batch, steps, vocab]` of an arm along continuations `[batch, steps]`.
+
+    `piece=1` feeds one token at a time.
+    """
     with apply():
-        return torch.cat(list(forced(model, prefill(model, prompt), continuation, piece=piece)))
+        return torch.cat(list(forced(prefill(model, prompts), continuations, piece=piece)), dim=1)
 
 
 def kl(exact: torch.Tensor, arm: torch.Tensor) -> torch.Tensor:

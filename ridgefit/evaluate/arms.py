@@ -14,6 +14,8 @@ from ridgefit.recipe import ArmKind, ArmSettings
 from ridgefit.runtime import FillReport, RidgeFill
 
 EXACT = ArmSettings(kind="exact")
+CANDIDATES = "candidates"
+"""Folder beside solved maps in which `solve` keeps those that it only scored."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Arm:
         tail: exact rows at the end of the prompt; None takes the task's.
         sink_rows: exact rows at the beginning.
         fill: what the runtime applies; None for exact.
+        maps: the maps it names for itself; None where it reads the evaluation's.
     """
 
     label: str
@@ -35,6 +38,7 @@ class Arm:
     tail: int | None = None
     sink_rows: int = 0
     fill: RidgeFill | None = None
+    maps: str | None = None
 
     def tail_of(self, task_tail: int) -> int:
         """Tail in a task whose own tail is `task_tail`."""
@@ -84,12 +88,12 @@ def resolve_arm(arm: ArmSettings, maps: Path | None, n_layers: int) -> Arm:
     Raises:
         BadInput: see `resolve_arms`.
     """
+    if arm.maps is not None and arm.kind != "ridge":
+        raise BadInput(f"arm '{arm.label}' of kind {arm.kind} reads no maps", "leave its `maps` out")
     if arm.kind == "exact":
         return Arm(arm.label, "exact")
     if arm.kind == "ridge":
-        if maps is None:
-            raise BadInput(f"arm '{arm.label}' needs ridge maps", "name them with --maps")
-        fill = RidgeFill.load(maps, split=arm.split)
+        fill = RidgeFill.load(maps_of(arm, maps), split=arm.split)
         split, tail = fill.split, arm.tail
     elif arm.kind == "pop":
         fill = RidgeFill.pop(n_layers) if arm.split is None else RidgeFill.identity(arm.split)
@@ -103,7 +107,31 @@ def resolve_arm(arm: ArmSettings, maps: Path | None, n_layers: int) -> Arm:
             f"arm '{arm.label}' splits at layer {split}, and the model has layers 0 to {n_layers - 1}",
             f"choose a split from 1 to {n_layers - 1}",
         )
-    return Arm(arm.label, arm.kind, split, tail, arm.sink_rows, fill)
+    return Arm(arm.label, arm.kind, split, tail, arm.sink_rows, fill, arm.maps)
+
+
+def maps_of(arm: ArmSettings, maps: Path | None) -> Path:
+    """Where the maps of a ridge arm lie: the evaluation's, a candidate kept beside them, or its own.
+
+    Raises:
+        BadInput: there are none, or no candidate of that name.
+    """
+    if arm.maps is not None and "/" in arm.maps:
+        return Path(arm.maps)
+    if maps is None:
+        raise BadInput(f"arm '{arm.label}' needs ridge maps", "name them with --maps")
+    if arm.maps is None:
+        return maps
+    folder = maps / CANDIDATES
+    if not (folder / arm.maps).exists():
+        kept = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        raise BadInput(
+            f"arm '{arm.label}' wants the maps of candidate {arm.maps!r}, which {folder} does not hold",
+            f"kept there: {', '.join(kept)}"
+            if kept
+            else "solve with --keep-candidates, or give a path with a /",
+        )
+    return folder / arm.maps
 
 
 def reach_of(arms: Sequence[Arm], task_tail: int) -> Reach:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +13,16 @@ from ridgefit.corpus.encoding import dated_template
 from ridgefit.errors import BadInput
 from ridgefit.evaluate import needle_text
 from ridgefit.evaluate.samples import Apply, Measure, Reach, Sample, SampleSet, Scored
-from ridgefit.evaluate.scoring import generate, losses
+from ridgefit.evaluate.scoring import (
+    Predictions,
+    Prefilled,
+    answers,
+    end_tokens,
+    predictions,
+    prefill,
+)
 from ridgefit.models import LoadedModel
-from ridgefit.recipe import NeedleSettings
+from ridgefit.recipe import NeedleSettings, NeedleTwoTurnSettings
 from ridgefit.tokens import opening_ids
 
 
@@ -41,48 +49,42 @@ class NeedleTask:
         Raises:
             BadInput: the needles do not fit between sink rows and tail, or the haystack has no text.
         """
+        cases = hidden_numbers(self.settings, loaded, reach, seed)
         prompts = Prompts(loaded.tokenizer, self.settings.chat)
-        haystack = self._haystack()
-        return SampleSet(
-            tuple(
-                self._sample(index, seed, prompts, haystack, reach) for index in range(self.settings.samples)
-            )
-        )
+        return SampleSet(tuple(_sample(index, case, prompts) for index, case in enumerate(cases)))
 
-    def score(self, loaded: LoadedModel, sample: Sample, apply: Apply, _exact: Any, /) -> Scored:
-        """The arm's greedy answer and its loss on the right one."""
+    def score(
+        self, loaded: LoadedModel, samples: Sequence[Sample], apply: Apply, _exact: Sequence[Any] | None, /
+    ) -> list[Scored]:
+        """The arm's greedy answers and its loss on the right ones, from one prefill."""
+        values = [sample.facts["value"] for sample in samples]
         with apply():
-            answer_ids = generate(loaded.model, sample.prompt, self.settings.new_tokens)
-        with apply():
-            value_nll = float(losses(loaded.model, sample.prompt, sample.target).double().mean())
-        answer = loaded.tokenizer.decode(answer_ids, skip_special_tokens=True)
-        value = sample.facts["value"]
-        scores = {
-            "strict": float(needle_text.strict(answer, value)),
-            "digits": needle_text.digit_share(answer, value),
-            "value_nll": value_nll,
-        }
-        return Scored(scores, {"answer": answer, "value": value, "depth": sample.facts["depth"]}, carry=True)
+            state = prefill(loaded.model, [sample.prompt for sample in samples])
+            found = predictions(state.fork(), [sample.target for sample in samples])
+            given = answered(loaded, state, self.settings.new_tokens, values)
+        return [_scored(*row) for row in zip(samples, given, found, strict=True)]
 
-    def _haystack(self) -> needle_text.Haystack:
-        if self.settings.haystack == "noise":
-            return needle_text.NoiseHaystack()
-        texts = [document.text for document in read_documents([self.settings.haystack]) if document.text]
-        return needle_text.TextHaystack(texts)
 
-    def _sample(
-        self, index: int, seed: int, prompts: Prompts, haystack: needle_text.Haystack, reach: Reach
-    ) -> Sample:
-        s = self.settings
+def hidden_numbers(
+    settings: NeedleSettings | NeedleTwoTurnSettings, loaded: LoadedModel, reach: Reach, seed: int
+) -> Iterator[needle_text.NeedleCase]:
+    """`samples` prompts of a task that hides numbers; number i is the same whatever their count.
+
+    Raises:
+        BadInput: the needles do not fit between sink rows and tail, or the haystack has no text.
+    """
+    prompts = Prompts(loaded.tokenizer, settings.chat)
+    haystack = _haystack(settings.haystack)
+    for index in range(settings.samples):
         # Text is hashed the same way everywhere; the numbers hidden in a prompt are no secret (S311).
         rng = random.Random(f"needle {seed} {index}")  # noqa: S311
         case = needle_text.build_case(
             rng,
-            needles=s.needles,
+            needles=settings.needles,
             haystack=haystack,
             fits=prompts.count,
-            budget=s.prompt,
-            filled_until=s.prompt - reach.tail,
+            budget=settings.prompt,
+            filled_until=settings.prompt - reach.tail,
             render=prompts.render,
         )
         first = min(case.prompt.index(value) for value in (case.value, *(v for _, v in case.others)))
@@ -91,14 +93,53 @@ class NeedleTask:
                 f"a needle of sample {index} lies within the {reach.sink_rows} sink rows",
                 "use fewer sink rows",
             )
-        prompt, target = prompts.ids(case.prompt, f" {case.value}")
-        return Sample(
-            id=f"needle {index:05d}",
-            group=case.haystack,
-            prompt=torch.tensor(prompt),
-            target=torch.tensor(target),
-            facts={"value": case.value, "depth": round(case.depth, 4)},
-        )
+        yield case
+
+
+def answered(loaded: LoadedModel, state: Prefilled, most: int, values: Sequence[str]) -> list[str]:
+    """Greedy answers, each up to where its scores are final: an end token, the budget, or the number itself.
+
+    Args:
+        loaded: model and tokenizer.
+        state: the questions' prefill; its cache is used up.
+        most: budget of tokens.
+        values: the number that each answer should hold.
+    """
+
+    def read(ids: list[int]) -> str:
+        return str(loaded.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def enough(row: int, ids: list[int]) -> bool:
+        return needle_text.strict(read(ids), values[row])
+
+    return [read(ids) for ids in answers(state, most, end_tokens(loaded.model), enough)]
+
+
+def _haystack(name: str) -> needle_text.Haystack:
+    if name == "noise":
+        return needle_text.NoiseHaystack()
+    return needle_text.TextHaystack([document.text for document in read_documents([name]) if document.text])
+
+
+def _sample(index: int, case: needle_text.NeedleCase, prompts: Prompts) -> Sample:
+    prompt, target = prompts.ids(case.prompt, f" {case.value}")
+    return Sample(
+        id=f"needle {index:05d}",
+        group=case.haystack,
+        prompt=torch.tensor(prompt),
+        target=torch.tensor(target),
+        facts={"value": case.value, "depth": round(case.depth, 4)},
+    )
+
+
+def _scored(sample: Sample, answer: str, found: Predictions) -> Scored:
+    value = sample.facts["value"]
+    scores = {
+        "strict": float(needle_text.strict(answer, value)),
+        "digits": needle_text.digit_share(answer, value),
+        "value_nll": float(found.losses.double().mean()),
+    }
+    return Scored(scores, {"answer": answer, "value": value, "depth": sample.facts["depth"]}, carry=True)
 
 
 class Prompts:
@@ -135,6 +176,31 @@ class Prompts:
             enable_thinking=False,
         )
         return str(header) + (prefix.lstrip() if header[-1:].isspace() else prefix)
+
+    def next_turn(self, user: str, prefix: str) -> str:
+        """What follows an answer when `user` is asked next and the answer to that begins with `prefix`.
+
+        Raises:
+            BadInput: the chat template leaves earlier answers out.
+        """
+        if not self._chat:
+            return f"\n{needle_text.plain(user, prefix)}"
+        mark = "1234567"
+        header = self._tokenizer.apply_chat_template(
+            [
+                {"role": "user", "content": "?"},
+                {"role": "assistant", "content": mark},
+                {"role": "user", "content": user},
+            ],
+            chat_template=self._template,
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,
+        )
+        _, found, turn = str(header).partition(mark)
+        if not found:
+            raise BadInput("the chat template leaves earlier answers out", "set `chat` to false")
+        return turn + (prefix.lstrip() if turn[-1:].isspace() else prefix)
 
     def count(self, text: str) -> int:
         """Tokens of a rendered prompt or of its beginning."""

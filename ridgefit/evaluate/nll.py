@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,32 +48,48 @@ class NllTask:
             stretches=s.stretches,
         )
 
-    def score(self, loaded: LoadedModel, sample: Sample, apply: Apply, exact: Any, /) -> Scored:
+    def score(
+        self, loaded: LoadedModel, samples: Sequence[Sample], apply: Apply, exact: Sequence[Any] | None, /
+    ) -> list[Scored]:
         """Losses under one arm; for the exact arm also those with the context cut to the tail."""
+        prompts, targets = [sample.prompt for sample in samples], [sample.target for sample in samples]
         with apply():
-            found = losses(loaded.model, sample.prompt, sample.target)
-        novel = novel_tokens(torch.cat([sample.prompt, sample.target]), sample.prompt.numel())
-        detail: dict[str, Any] = {"losses": _rounded(found)}
-        carry = exact
-        if carry is None:
-            cut = losses(loaded.model, sample.prompt[-self.tail :], sample.target)
-            carry = cut - found > KEY_RISE
-            detail |= {
-                "losses_without_prefix": _rounded(cut),
-                "novel": novel.nonzero().flatten().tolist(),
-                "key": carry.nonzero().flatten().tolist(),
-                "counts": {
-                    "scored_tokens": found.numel(),
-                    "novel_tokens": int(novel.sum()),
-                    "key_tokens": int(carry.sum()),
-                },
-            }
-        scores = {
-            "novel_nll": _mean(found, novel),
-            "key_nll": _mean(found, carry),
-            "nll": _mean(found, torch.ones_like(novel)),
-        }
-        return Scored(scores, detail, carry)
+            found = losses(loaded.model, prompts, targets)
+        if exact is not None:
+            return [_scored(sample, *pair) for sample, *pair in zip(samples, found, exact, strict=True)]
+        cut = losses(loaded.model, [prompt[-self.tail :] for prompt in prompts], targets)
+        return [_scored_exact(*row) for row in zip(samples, found, cut, strict=True)]
+
+
+def _scored(sample: Sample, found: torch.Tensor, key: torch.Tensor) -> Scored:
+    novel = _novel(sample)
+    scores = {
+        "novel_nll": _mean(found, novel),
+        "key_nll": _mean(found, key),
+        "nll": _mean(found, torch.ones_like(novel)),
+    }
+    return Scored(scores, {"losses": _rounded(found)}, key)
+
+
+def _scored_exact(sample: Sample, found: torch.Tensor, cut: torch.Tensor) -> Scored:
+    key = cut - found > KEY_RISE
+    plain, novel = _scored(sample, found, key), _novel(sample)
+    detail = {
+        **plain.detail,
+        "losses_without_prefix": _rounded(cut),
+        "novel": novel.nonzero().flatten().tolist(),
+        "key": key.nonzero().flatten().tolist(),
+        "counts": {
+            "scored_tokens": found.numel(),
+            "novel_tokens": int(novel.sum()),
+            "key_tokens": int(key.sum()),
+        },
+    }
+    return Scored(plain.scores, detail, key)
+
+
+def _novel(sample: Sample) -> torch.Tensor:
+    return novel_tokens(torch.cat([sample.prompt, sample.target]), sample.prompt.numel())
 
 
 def _mean(found: torch.Tensor, mask: torch.Tensor) -> float | None:

@@ -122,13 +122,14 @@ class TaskResult(_Part):
 
 
 class ArmDescription(_Part):
-    """An arm as it was run; `tail` is None where each task's own applies."""
+    """An arm as it was run; `tail` is None where each task's own applies, `maps` where the evaluation's."""
 
     label: str
     kind: str
     split: int | None
     tail: int | None
     sink_rows: int
+    maps: str | None = None
 
 
 class EvalResult(_Part):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ridgefit.errors import BadInput, CheckFailed, Interrupted
-from ridgefit.evaluate.arms import Arm, reach_of, resolve_arms
+from ridgefit.evaluate.arms import CANDIDATES, Arm, maps_of, reach_of, resolve_arms
 from ridgefit.evaluate.journal import Journal, Key, require_results_folder
 from ridgefit.evaluate.result import EVALUATION, ArmDescription, EvalResult
 from ridgefit.evaluate.samples import Sample, Scored, Task
@@ -28,7 +28,7 @@ from ridgefit.recipe import EvalSettings
 from ridgefit.versions import library_versions, machine
 
 Progress = Callable[[int, int, str], None]
-"""Called after each arm of each sample with (done, total, what was scored)."""
+"""Called after each arm of each batch with (done, total, what was scored)."""
 
 
 def evaluate(
@@ -42,8 +42,8 @@ def evaluate(
     """Run every arm on every sample of every task, each paired with exact in the same process.
 
     `out/results.jsonl` gets a line per sample and arm as it is scored. The same call on the same folder
-    goes on after the last complete sample; a sample that was cut off runs again whole, so that its arms
-    stay paired. `out/evaluation.json` is written at the end, with the same bytes whether the run was
+    goes on after the last complete batch of samples; one that was cut off runs again whole, so that its
+    arms stay paired. `out/evaluation.json` is written at the end, with the same bytes whether the run was
     interrupted or not.
 
     Args:
@@ -77,18 +77,19 @@ def evaluate(
     done = 0
     with folder_lock(out), Journal(out, identity, context) as journal, _interruptible(out), _said(notes):
         for run, task in zip(runs, tasks, strict=True):
-            for sample in run.samples:
-                keys = {arm.label: _key(run, sample, arm) for arm in arms}
-                if not _complete(journal, keys):
-                    for label, scored in _score_sample(loaded, task, sample, arms):
-                        journal.append(keys[label], _body(run, sample, scored))
-                        done += 1
-                        if progress:
-                            progress(done, total, f"{run.name}, {sample.id}, {label}")
-                else:
-                    done += len(arms)
+            for samples in _batches(run.samples, settings.batch):
+                what = f"{run.name}, {_named(samples)}"
+                if _complete(journal, run, samples, arms):
+                    done += len(arms) * len(samples)
                     if progress:
-                        progress(done, total, f"{run.name}, {sample.id}, done before")
+                        progress(done, total, f"{what}, done before")
+                    continue
+                for arm, scored in _score(loaded, task, samples, arms):
+                    for sample, found in zip(samples, scored, strict=True):
+                        journal.append(_key(run, sample, arm), _body(run, sample, found))
+                    done += len(samples)
+                    if progress:
+                        progress(done, total, f"{what}, {arm.label}")
         result = _summarise(runs, arms, journal, identity, settings, notes)
         write_json(out / EVALUATION, result.model_dump(mode="json"))
     return result
@@ -134,38 +135,56 @@ def _check_lengths(name: str, task: Any, arms: tuple[Arm, ...], loaded: LoadedMo
         )
 
 
-def _score_sample(
-    loaded: LoadedModel, task: Task, sample: Sample, arms: tuple[Arm, ...]
-) -> Iterator[tuple[str, Scored]]:
+def _batches(samples: tuple[Sample, ...], size: int) -> Iterator[tuple[Sample, ...]]:
+    """Neighbouring samples; the same ones in every run, since padding shows in the last digits of a score."""
+    for start in range(0, len(samples), size):
+        yield samples[start : start + size]
+
+
+def _score(
+    loaded: LoadedModel, task: Task, samples: tuple[Sample, ...], arms: tuple[Arm, ...]
+) -> Iterator[tuple[Arm, list[Scored]]]:
     """The exact arm, then the others with what it found."""
-    carry: Any = None
+    carry: list[Any] | None = None
     for arm in arms:
-        filled = 0
 
         @contextmanager
         def apply(arm: Arm = arm) -> Iterator[None]:
-            nonlocal filled
             with arm.applied(loaded.model, task.tail) as report:
                 yield
-            if report is None:
-                return
-            if report.filled == 0:
+            if report is not None and report.filled == 0:
                 raise CheckFailed(
-                    f"arm '{arm.label}' filled no prefill on {sample.id} ({sample.prompt.numel()} tokens), "
-                    "so its scores would be those of the exact model",
+                    f"arm '{arm.label}' filled no prefill on {_named(samples)} "
+                    f"({samples[0].prompt.numel()} tokens), so its scores would be those of the exact model",
                     "run `ridgefit verify --model` on this model",
                 )
-            filled += report.filled
 
-        scored = task.score(loaded, sample, apply, carry)
-        for name, value in scored.scores.items():
-            if value is not None and not math.isfinite(value):
-                raise CheckFailed(
-                    f"arm '{arm.label}' gives {name} = {value} on {sample.id}",
-                    "try --dtype float32, and run `ridgefit verify --model`",
-                )
-        carry = scored.carry
-        yield arm.label, scored
+        try:
+            scored = task.score(loaded, samples, apply, carry)
+        except torch.OutOfMemoryError as error:
+            raise BadInput(
+                f"arm '{arm.label}' on {_named(samples)} needs more memory than the device has",
+                "lower --batch" if len(samples) > 1 else "shorten the prompt or use a smaller dtype",
+            ) from error
+        for sample, found in zip(samples, scored, strict=True):
+            _require_finite(arm, sample, found)
+        if carry is None:
+            carry = [found.carry for found in scored]
+        yield arm, scored
+
+
+def _require_finite(arm: Arm, sample: Sample, scored: Scored) -> None:
+    for name, value in scored.scores.items():
+        if value is not None and not math.isfinite(value):
+            raise CheckFailed(
+                f"arm '{arm.label}' gives {name} = {value} on {sample.id}",
+                "try --dtype float32, and run `ridgefit verify --model`",
+            )
+
+
+def _named(samples: tuple[Sample, ...]) -> str:
+    """One sample's name, or the first and the last."""
+    return samples[0].id if len(samples) == 1 else f"{samples[0].id} to {samples[-1].id}"
 
 
 def _summarise(
@@ -189,7 +208,9 @@ def _summarise(
     return EvalResult(
         identity={name: value for name, value in identity.items() if name != "samples"},
         arms=tuple(
-            ArmDescription(label=a.label, kind=a.kind, split=a.split, tail=a.tail, sink_rows=a.sink_rows)
+            ArmDescription(
+                label=a.label, kind=a.kind, split=a.split, tail=a.tail, sink_rows=a.sink_rows, maps=a.maps
+            )
             for a in arms
         ),
         tasks=tasks,
@@ -202,10 +223,12 @@ def _identity(
 ) -> dict[str, Any]:
     """Everything that decides the results; what differs is named when a folder is reopened."""
     device = loaded.port.device
+    own = {arm.label: maps_identity(maps_of(arm, maps)) for arm in settings.arms if arm.maps is not None}
     return {
         "settings": settings.model_dump(mode="json"),
         "model": {**loaded.identity(), "weights_sample_sha256": _weights_sample(loaded.model)},
         "maps": maps_identity(maps),
+        **({"arm_maps": own} if own else {}),
         "dtype": str(loaded.port.dtype).removeprefix("torch."),
         "device": device.type if device.type != "cuda" else torch.cuda.get_device_name(device),
         "attention": loaded.port.attention,
@@ -233,7 +256,7 @@ def _weights_sample(model: Any) -> str:
 
 
 def maps_identity(maps: Path | None) -> dict[str, str] | None:
-    """File name -> sha256 of the tensors and manifests in a maps file or folder."""
+    """File name -> sha256 of the tensors and manifests in a maps file or folder, its candidates left out."""
     if maps is None:
         return None
     if maps.is_file():
@@ -241,7 +264,9 @@ def maps_identity(maps: Path | None) -> dict[str, str] | None:
     return {
         path.relative_to(maps).as_posix(): sha256_file(path)
         for path in sorted(maps.rglob("*"))
-        if path.is_file() and (path.suffix == ".safetensors" or path.name == "ridgefit.json")
+        if path.is_file()
+        and (path.suffix == ".safetensors" or path.name == "ridgefit.json")
+        and path.relative_to(maps).parts[0] != CANDIDATES
     }
 
 
@@ -249,9 +274,9 @@ def _key(run: TaskRun, sample: Sample, arm: Arm) -> Key:
     return Key(run.sha256, sample.id, sample.prompt_sha256, arm.label)
 
 
-def _complete(journal: Journal, keys: Mapping[str, Key]) -> bool:
-    """Whether every arm of a sample is on disk; the last one comes only after all others of its process."""
-    return all(key in journal.records for key in keys.values())
+def _complete(journal: Journal, run: TaskRun, samples: tuple[Sample, ...], arms: tuple[Arm, ...]) -> bool:
+    """Whether a batch is on disk; its last line comes only after all others of its process."""
+    return all(_key(run, sample, arm) in journal.records for sample in samples for arm in arms)
 
 
 def _body(run: TaskRun, sample: Sample, scored: Scored) -> dict[str, Any]:

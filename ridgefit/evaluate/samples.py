@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -13,7 +13,7 @@ from ridgefit.files import sha256_bytes
 from ridgefit.models import LoadedModel
 
 Apply = Callable[[], AbstractContextManager[object]]
-"""Enters an arm; every `with` of it covers one prefill and what is decoded on its cache."""
+"""Enters an arm; every `with` of it covers one prefill of a batch and what is decoded on its cache."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,14 @@ class Task(Protocol):
         """Every sample of the task, the same for every arm."""
         ...
 
-    def score(self, loaded: LoadedModel, sample: Sample, apply: Apply, exact: Any, /) -> Scored:
-        """One arm on one sample; `exact` is the exact arm's carry, and None while that one is scored."""
+    def score(
+        self, loaded: LoadedModel, samples: Sequence[Sample], apply: Apply, exact: Sequence[Any] | None, /
+    ) -> list[Scored]:
+        """One arm on a batch of samples, in their order.
+
+        A sample's scores do not depend on the batch, but for rounding. `exact` holds the exact arm's carry
+        of each sample, and is None while that arm is scored.
+        """
         ...
 
 

@@ -1,119 +1,196 @@
 """Prefill, teacher-forced losses, greedy continuations: all that evaluation asks of a model.
 
 Everything goes through the model's own forward and the cache it returns, so an arm applied around a
-prefill is judged by what later tokens read from its cache. Batch size is 1.
+prefill is judged by what later tokens read from its cache. Prompts of a batch are padded on the left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from ridgefit.models.call import cache_keyword
 
 PIECE = 512
-"""Positions per call; full logits of a long target would not fit (262,144 entries a row in Gemma 3)."""
+"""Positions per call over all samples; full logits of a long target would not fit (262,144 entries a row)."""
+_PAD = 0  # stands where no attention looks; any id of the vocabulary will do
 
 
-@dataclass(frozen=True)
 class Prefilled:
-    """A model's state after a prompt.
-
-    Attributes:
-        cache: transformers cache of the prompt's rows; it grows as tokens are fed.
-        logits: prediction after the last prompt row, `[1, vocab]`, model dtype.
-    """
-
-    cache: Any
-    logits: torch.Tensor
-
-
-@torch.no_grad()
-def prefill(model: Any, prompt: torch.Tensor) -> Prefilled:
-    """Run a prompt `[n]` through an empty cache."""
-    outputs = model(input_ids=prompt.to(model.device)[None], use_cache=True, logits_to_keep=1)
-    return Prefilled(getattr(outputs, cache_keyword(model)), outputs.logits[0])
-
-
-@torch.no_grad()
-def forced(
-    model: Any, state: Prefilled, tokens: torch.Tensor, *, piece: int = PIECE
-) -> Iterator[torch.Tensor]:
-    """Logits that predict each of `tokens`, teacher forced on the cache of the prompt.
+    """A model's state after some prompts; it grows as tokens are fed.
 
     Args:
         model: causal language model.
-        state: the prompt's prefill; its cache is used up.
-        tokens: `[n]`; the first is predicted by the prefill, so n - 1 are fed.
-        piece: most tokens per call; 1 decodes one token at a time.
+        cache: transformers cache of the prompts' rows.
+        logits: prediction after each prompt's last row, `[batch, vocab]`, model dtype.
+        valid: `[batch, columns]` int64 on the model's device, 0 for left padding; None without padding.
+    """
+
+    def __init__(self, model: Any, cache: Any, logits: torch.Tensor, valid: torch.Tensor | None) -> None:
+        self.cache = cache
+        self.logits = logits
+        self._model = model
+        self._valid = valid
+
+    @property
+    def batch(self) -> int:
+        """Samples."""
+        return self.logits.shape[0]
+
+    def fork(self) -> Prefilled:
+        """A second state from here on, with a copy of the cache and of whatever marks it carries."""
+        return Prefilled(self._model, copy.deepcopy(self.cache), self.logits, self._valid)
+
+    @torch.no_grad()
+    def feed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits `[batch, n, vocab]` after each of the next tokens `[batch, n]`, in the model's dtype."""
+        given: dict[str, Any] = {}
+        if self._valid is not None:
+            self._valid = torch.cat([self._valid, torch.ones_like(ids)], dim=1)
+            given = {
+                "attention_mask": self._valid,
+                "position_ids": _positions(self._valid)[:, -ids.shape[1] :],
+            }
+        keyword = {cache_keyword(self._model): self.cache}
+        logits: torch.Tensor = self._model(input_ids=ids, use_cache=True, **given, **keyword).logits
+        return logits
+
+    def advance(self, ids: torch.Tensor) -> None:
+        """Go on to after the next tokens `[batch, n]`, which are given rather than chosen."""
+        for part in torch.split(ids.to(self.logits.device), max(1, PIECE // self.batch), dim=1):
+            self.logits = self.feed(part)[:, -1]
+
+
+@torch.no_grad()
+def prefill(model: Any, prompts: Sequence[torch.Tensor]) -> Prefilled:
+    """Run prompts, each `[n]`, through an empty cache; those of equal length go without a mask."""
+    columns = max(prompt.numel() for prompt in prompts)
+    ids = torch.full((len(prompts), columns), _PAD)
+    valid = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, columns - prompt.numel() :] = prompt
+        valid[row, columns - prompt.numel() :] = 1
+    given: dict[str, Any] = {}
+    if not bool(valid.all()):
+        valid = valid.to(model.device)
+        given = {"attention_mask": valid, "position_ids": _positions(valid)}
+    outputs = model(input_ids=ids.to(model.device), use_cache=True, logits_to_keep=1, **given)
+    cache = getattr(outputs, cache_keyword(model))
+    return Prefilled(model, cache, outputs.logits[:, -1], given.get("attention_mask"))
+
+
+def forced(state: Prefilled, tokens: torch.Tensor, *, piece: int = PIECE) -> Iterator[torch.Tensor]:
+    """Logits that predict each of `tokens`, teacher forced on the cache of the prompts.
+
+    Args:
+        state: the prompts' prefill; its cache is used up.
+        tokens: `[batch, n]`; the first is predicted by the prefill, so n - 1 are fed.
+        piece: most positions per call, over all samples; 1 decodes one token at a time.
 
     Yields:
-        Blocks `[k, vocab]` in the model's dtype, n rows in all and in order.
+        Blocks `[batch, k, vocab]` in the model's dtype, n positions in all and in order.
     """
-    yield state.logits
-    fed = tokens.to(model.device)[None, :-1]
-    for start in range(0, fed.shape[1], piece):
-        yield _decode(model, state, fed[:, start : start + piece])
+    yield state.logits[:, None]
+    fed = tokens.to(state.logits.device)[:, :-1]
+    step = max(1, piece // state.batch)
+    for start in range(0, fed.shape[1], step):
+        yield state.feed(fed[:, start : start + step])
 
 
-@torch.no_grad()
-def losses(model: Any, prompt: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Negative log-probability of each token after the prompt, `[n]`, fp32 nats on the CPU."""
-    state = prefill(model, prompt)
-    parts: list[torch.Tensor] = []
+class Predictions(NamedTuple):
+    """What a model says along one target.
+
+    Attributes:
+        losses: negative log-probability of each token, `[n]`, fp32 nats on the CPU.
+        best: the most likely token in its place, `[n]`.
+    """
+
+    losses: torch.Tensor
+    best: torch.Tensor
+
+
+def predictions(state: Prefilled, targets: Sequence[torch.Tensor]) -> list[Predictions]:
+    """Losses and most likely tokens along the target of each sample.
+
+    Args:
+        state: the prompts' prefill; its cache is used up.
+        targets: what follows each prompt, `[n]`; lengths may differ.
+    """
+    # What stands behind a shorter target is read by nothing that is scored.
+    tokens = torch.nn.utils.rnn.pad_sequence(list(targets), batch_first=True, padding_value=_PAD)
+    losses: list[torch.Tensor] = []
+    best: list[torch.Tensor] = []
     done = 0
-    for logits in forced(model, state, tokens):
-        for rows in torch.split(logits, 64):  # fp32 copies stay small
-            targets = tokens[done : done + len(rows)].to(rows.device)
-            scores = rows.float()
-            chosen = scores.gather(1, targets[:, None])[:, 0]
-            parts.append((scores.logsumexp(dim=1) - chosen).cpu())
-            done += len(rows)
-    return torch.cat(parts)
+    for logits in forced(state, tokens):
+        for block in torch.split(logits, max(1, 64 // state.batch), dim=1):  # fp32 copies stay small
+            wanted = tokens[:, done : done + block.shape[1]].to(block.device)
+            scores = block.float()
+            chosen = scores.gather(2, wanted[:, :, None])[:, :, 0]
+            losses.append((scores.logsumexp(dim=2) - chosen).cpu())
+            best.append(scores.argmax(dim=2).cpu())
+            done += block.shape[1]
+    rows = zip(torch.cat(losses, dim=1), torch.cat(best, dim=1), targets, strict=True)
+    return [Predictions(loss[: target.numel()], top[: target.numel()]) for loss, top, target in rows]
 
 
-@torch.no_grad()
-def greedy(model: Any, state: Prefilled, count: int) -> torch.Tensor:
-    """The `count` most likely next tokens one after another, `[count]`, an end token not stopping them."""
-    token = state.logits[-1].argmax()
+def losses(
+    model: Any, prompts: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Losses along the targets behind a prefill of the prompts; see `predictions`."""
+    return [found.losses for found in predictions(prefill(model, prompts), targets)]
+
+
+def greedy(state: Prefilled, count: int) -> torch.Tensor:
+    """The `count` most likely next tokens one after another, `[batch, count]`; end tokens stop nothing."""
+    token = state.logits.argmax(dim=1)
     chosen = [token]
     while len(chosen) < count:
-        token = _decode(model, state, token[None, None])[-1].argmax()
+        token = state.feed(token[:, None])[:, -1].argmax(dim=1)
         chosen.append(token)
-    return torch.stack(chosen).cpu()
+    return torch.stack(chosen, dim=1).cpu()
 
 
-@torch.no_grad()
-def generate(model: Any, prompt: torch.Tensor, new_tokens: int) -> torch.Tensor:
-    """Greedy answer by the model's own `generate`, `[m <= new_tokens]`, prompt left out.
+def answers(
+    state: Prefilled,
+    most: int,
+    ends: frozenset[int],
+    enough: Callable[[int, list[int]], bool] | None = None,
+) -> list[list[int]]:
+    """Greedy answers, each up to its own end: the same whatever else is in the batch.
 
-    What a checkpoint's generation settings would add (sampling, repetition penalty) is switched off:
-    it would hide what the cache holds.
+    Args:
+        state: the prompts' prefill; its cache is used up.
+        most: budget of tokens.
+        ends: tokens that end an answer; kept as its last.
+        enough: also ends answer `row` once it holds these ids.
+
+    Returns:
+        Ids per sample, at least one and at most `most`.
     """
-    ids = prompt.to(model.device)[None]
+    found: list[list[int]] = [[] for _ in range(state.batch)]
+    running = set(range(state.batch))
+    token = state.logits.argmax(dim=1)
+    while True:
+        for row, chosen in enumerate(token.tolist()):
+            if row in running:
+                found[row].append(chosen)
+                spent = chosen in ends or len(found[row]) == most
+                if spent or (enough is not None and enough(row, found[row])):
+                    running.remove(row)
+        if not running:
+            return found
+        token = state.feed(token[:, None])[:, -1].argmax(dim=1)
+
+
+def end_tokens(model: Any) -> frozenset[int]:
+    """Tokens at which the model's own `generate` stops."""
     end = model.generation_config.eos_token_id
-    first_end = end[0] if isinstance(end, list) and end else end
-    answer = model.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=new_tokens,
-        do_sample=False,
-        num_beams=1,
-        temperature=1.0,
-        top_k=50,
-        top_p=1.0,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
-        pad_token_id=first_end if isinstance(first_end, int) else 0,
-    )
-    return torch.as_tensor(answer)[0, ids.shape[1] :].cpu()
+    return frozenset(end if isinstance(end, list) else [] if end is None else [end])
 
 
-def _decode(model: Any, state: Prefilled, ids: torch.Tensor) -> torch.Tensor:
-    """Feed ids `[1, n]` to a cache that already holds the prompt; logits `[n, vocab]`."""
-    outputs = model(input_ids=ids, use_cache=True, **{cache_keyword(model): state.cache})
-    logits: torch.Tensor = outputs.logits[0]
-    return logits
+def _positions(valid: torch.Tensor) -> torch.Tensor:
+    """Position of each column among its sample's tokens, `[batch, columns]`; 0 for padding."""
+    return (valid.cumsum(dim=1) - 1).clamp_min(0)

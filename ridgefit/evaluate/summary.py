@@ -101,15 +101,26 @@ def summarise_task(
 
 
 def contrasted(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
-    """Each ridge arm with each arm it is set against: the same rows exact, or POP whatever its rows."""
+    """Each ridge arm with each arm it is set against: the same rows exact, or POP whatever its rows.
+
+    A ridge arm with maps of its own is also set against the one that reads the evaluation's.
+    """
     for arm in arms:
         if arm.kind != "ridge":
             continue
+        if arm.maps is not None:
+            for other in arms:
+                if other.kind == "ridge" and other.maps is None and _rows(other) == _rows(arm):
+                    yield arm, other
         for kind in CONTRASTS:
             for other in arms:
-                same = (other.split, other.tail, other.sink_rows) == (arm.split, arm.tail, arm.sink_rows)
-                if other.kind == kind and (same or kind == "pop"):
+                if other.kind == kind and (_rows(other) == _rows(arm) or kind == "pop"):
                     yield arm, other
+
+
+def _rows(arm: Arm) -> tuple[int | None, int | None, int]:
+    """What decides which rows of which layers an arm fills."""
+    return arm.split, arm.tail, arm.sink_rows
 
 
 def warnings_of(results: Sequence[TaskResult], exact: str) -> Iterator[str]:

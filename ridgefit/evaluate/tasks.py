@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ridgefit.evaluate.agreement import AgreementTask
+from ridgefit.evaluate.copying import CopyingTask
 from ridgefit.evaluate.needle import NeedleTask
+from ridgefit.evaluate.needle_two_turn import NeedleTwoTurnTask
 from ridgefit.evaluate.nll import NllTask
 from ridgefit.evaluate.samples import Task
 
 TASKS: dict[str, Callable[[Any], Task]] = {
     "nll": NllTask,
     "needle": NeedleTask,
+    "needle-two-turn": NeedleTwoTurnTask,
     "agreement": AgreementTask,
+    "copying": CopyingTask,
 }
 
 
@@ -24,6 +28,8 @@ def task_names(settings: Sequence[Any]) -> tuple[str, ...]:
         name = f"{task.task} {task.prompt}/{task.tail}"
         if getattr(task, "needles", 1) > 1:
             name += f" {task.needles} keys"
+        if getattr(task, "haystack", "noise") != "noise":
+            name += " text"
         if getattr(task, "stretches", 1) > 1:
             name += f" {task.stretches} stretches"
         twins = sum(other == name or other.startswith(f"{name} #") for other in names)

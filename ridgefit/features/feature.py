@@ -1,94 +1,71 @@
-"""What a map may read: one feature per file, found by name, concatenated in a stated order."""
+"""One thing that a map may read: a file per feature, found by its base name."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from ridgefit.errors import BadInput
-from ridgefit.features.state import State
+from ridgefit.features.inputs import FeatureCarry, FeatureInputs, Opening, SplitShape
 
 
-class Feature(Protocol):
-    """Something computed from the split states of a row and the rows before it, never after it."""
+class Feature(ABC):
+    """Columns of a map's input, computed from what the exact lower layers produced.
+
+    A row's values depend on that row and on rows before it in its sample, never on padding; controls alone
+    may look ahead.
+
+    Args:
+        number: of a name such as `previous-2`; 0 where the name has none.
+
+    Attributes:
+        base: name in the registry.
+        version: of the definition, raised when its values change; must be that of `maps.READABLE_FEATURES`.
+        control: for ablations only: refused in chunked prefill and in published repositories.
+    """
+
+    base: ClassVar[str]
+    version: ClassVar[int] = 1
+    control: ClassVar[bool] = False
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
 
     @property
     def name(self) -> str:
         """Name in recipes and artefacts."""
+        return f"{self.base}-{self.number}" if self.number else self.base
 
     @property
-    def version(self) -> int:
-        """Raised when the values change; part of an artefact's identity."""
+    def lower(self) -> int:
+        """K where it reads the state entering layer split - K, else 0."""
+        return 0
 
-    def width(self, hidden: int) -> int:
-        """Columns the feature has in a model of width `hidden`."""
+    @property
+    def ahead(self) -> int:
+        """Rows after its own that it reads."""
+        return 0
 
-    def macs(self, hidden: int) -> int:
-        """Multiply-accumulates per row that computing it costs."""
+    def width(self, shape: SplitShape) -> int:
+        """Columns.
 
-    def compute(self, state: Tensor, valid: Tensor) -> Tensor:
-        """Values for every row.
+        Raises:
+            BadInput: the model has no such feature at this split.
+        """
+        return shape.hidden
+
+    def macs(self, shape: SplitShape) -> int:
+        """Multiply-accumulates per row; copies cost none."""
+        del shape
+        return 0
+
+    @abstractmethod
+    def compute(self, inputs: FeatureInputs, opening: Opening, carry: FeatureCarry | None) -> Tensor:
+        """Values `[batch, rows, width]` in the dtype of the state; anything in padding rows.
 
         Args:
-            state: `[batch, rows, hidden]`, the hidden state entering the split layer.
-            valid: `[batch, rows]` bool, False for left padding.
-
-        Returns:
-            `[batch, rows, width]` in the dtype of `state`.
+            inputs: consecutive rows of each sample.
+            opening: where samples begin.
+            carry: of a prompt that comes in parts: what the earlier rows left; left for the next ones.
         """
-
-
-FEATURES: dict[str, Feature] = {feature.name: feature for feature in (State(),)}
-
-
-class FeatureList:
-    """Named features in order: the columns of a map's input.
-
-    Args:
-        names: keys of `FEATURES`.
-
-    Raises:
-        BadInput: no name, a name twice, or an unknown name (with the nearest known one).
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        if not names or len(set(names)) != len(names):
-            raise BadInput(f"features {list(names)} must be named once each, and at least one", "use [state]")
-        for name in names:
-            if name not in FEATURES:
-                near = difflib.get_close_matches(name, FEATURES, n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise BadInput(f"there is no feature {name!r}", f"{hint}known: {', '.join(FEATURES)}")
-        self.names = tuple(names)
-        self._features = tuple(FEATURES[name] for name in names)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FeatureList) and self.names == other.names
-
-    def __hash__(self) -> int:
-        return hash(self.names)
-
-    def __repr__(self) -> str:
-        return f"FeatureList({list(self.names)})"
-
-    @property
-    def versions(self) -> dict[str, int]:
-        """Version of each feature, for an artefact's identity."""
-        return {feature.name: feature.version for feature in self._features}
-
-    def width(self, hidden: int) -> int:
-        """Columns of all features together."""
-        return sum(feature.width(hidden) for feature in self._features)
-
-    def macs(self, hidden: int) -> int:
-        """Multiply-accumulates per row of all features together."""
-        return sum(feature.macs(hidden) for feature in self._features)
-
-    def compute(self, state: Tensor, valid: Tensor) -> Tensor:
-        """All features side by side, `[batch, rows, width]`; one feature alone is not copied."""
-        parts = [feature.compute(state, valid) for feature in self._features]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

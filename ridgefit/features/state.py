@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ridgefit.features.feature import Feature
+from ridgefit.features.inputs import FeatureCarry, FeatureInputs, Opening
 
-class State:
-    """Row t's hidden state entering the split layer, `[batch, rows, hidden]`."""
 
-    name = "state"
-    version = 1
+class State(Feature):
+    """Row t's hidden state entering the split layer, not copied."""
 
-    def width(self, hidden: int) -> int:
-        """Columns of the feature."""
-        return hidden
+    base = "state"
 
-    def macs(self, hidden: int) -> int:
-        """Multiply-accumulates per row."""
-        del hidden
-        return 0
-
-    def compute(self, state: Tensor, valid: Tensor) -> Tensor:
-        """The state as it is, not copied."""
-        del valid
-        return state
+    def compute(self, inputs: FeatureInputs, opening: Opening, carry: FeatureCarry | None) -> Tensor:
+        """The state as it is."""
+        del opening, carry
+        return inputs.state

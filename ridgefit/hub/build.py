@@ -12,7 +12,7 @@ from typing import Any
 from ridgefit.errors import BadInput
 from ridgefit.files import new_folder, sha256_file, write_json, write_text
 from ridgefit.hub.card import About, card
-from ridgefit.hub.check import check_repository, repository_files
+from ridgefit.hub.check import check_repository, repository_files, require_no_controls
 from ridgefit.hub.layout import (
     CARD,
     CONFIG,
@@ -34,6 +34,7 @@ from ridgefit.maps import (
     MapSet,
     MapsManifest,
     SplitMaps,
+    feature_versions,
     kind_of,
     load_maps,
     read_maps_manifest,
@@ -146,6 +147,8 @@ def build_repository(
         BadInput: damaged maps, or a folder that is in use or cannot be written.
     """
     manifest, opened_maps = opened(maps)
+    for item in opened_maps.values():
+        require_no_controls(item.features, str(maps))
     records, configs = {}, {}
     with new_folder(out) as folder:
         for number, (split, item) in enumerate(opened_maps.items()):
@@ -166,10 +169,12 @@ def build_repository(
                 layers=(item.layers.start, item.layers.stop),
                 in_width=item.in_width,
                 out_width=item.out_width,
-                features=records[split].features,
+                features=feature_versions(item.features),
                 dtype="int8" if item.source == "format1-int8" else "bfloat16",
                 tail=item.defaults.tail,
                 sink_rows=item.defaults.sink_rows,
+                bottleneck=item.bottleneck.shape if item.bottleneck else None,
+                state_only=item.state_only,
             )
         origin = _provenance(manifest, maps)
         config = _config(manifest, base, configs, origin.get("versions"))

@@ -150,7 +150,7 @@ def _split_row(config: RepoConfig, split: int, fit: Mapping[str, Any]) -> tuple[
         f"{record.layers[0]} to {record.layers[1] - 1}",
         f"{record.out_width} × {record.in_width}",
         record.dtype,
-        "+".join(record.features),
+        record.reads,
         ", ".join(f"{alpha:g}" for alpha in alphas) + f" ({fit['penalty']})" if alphas else "–",
         f"{fit['rows']:,}" if fit.get("rows") else "–",
         str(record.tail) if record.tail else "–",

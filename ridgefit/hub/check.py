@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ridgefit.errors import BadInput
+from ridgefit.features import FeatureList
 from ridgefit.files import sha256_file
 from ridgefit.hub.layout import (
     CARD,
@@ -23,7 +24,7 @@ from ridgefit.hub.layout import (
     require_distinct,
 )
 from ridgefit.hub.strict import read_strict
-from ridgefit.maps import MapSet, load_maps, read_maps_manifest
+from ridgefit.maps import MapSet, feature_versions, load_maps, read_maps_manifest
 from ridgefit.maps.folder import MANIFEST
 from ridgefit.maps.format1 import MANIFEST as FOLDER_MANIFEST
 from ridgefit.maps.format1 import read_manifest as read_folder
@@ -126,6 +127,20 @@ def require_hash(path: Path, wanted: str) -> None:
         )
 
 
+def require_no_controls(features: Sequence[str], where: str) -> None:
+    """Refuse maps that were fitted to show that a wrong input does not help.
+
+    Raises:
+        BadInput: naming the control.
+    """
+    controls = FeatureList(features).controls
+    if controls:
+        raise BadInput(
+            f"maps in {where} read the control feature {controls[0]}, which is for ablations only",
+            "publish maps without control features",
+        )
+
+
 def _belongs(path: str, splits: Collection[int]) -> bool:
     folder, slash, _ = path.partition("/")
     return not slash or folder in {f"s{split}" for split in splits}
@@ -166,7 +181,8 @@ def _check_maps(
         if record.file != stated_split.folder:
             raise BadInput(f"{folder / MANIFEST} puts split {split} into {record.file}", _MEND)
         maps = load_maps(folder, split)
-        _compare(folder, stated_split.model_dump(), maps)
+        require_no_controls(maps.features, str(folder))
+        _compare(folder, dict(stated_split), maps)
         own = {f"{record.file}/{n}": sha for n, sha in read_folder(folder / record.file).hashes.items()}
         for path, sha256 in own.items():
             if sums.get(path) != sha256:
@@ -182,6 +198,7 @@ def _check_maps(
         if maps.out_width != origin.dims.get("hidden", maps.out_width):
             raise BadInput(f"{folder / record.file} has another width than its model", _MEND)
         if values:
+            maps.bottleneck_weight()
             for layer in maps.layers:
                 maps.layer(layer)
 
@@ -191,6 +208,9 @@ def _compare(folder: Path, stated: dict[str, object], maps: MapSet) -> None:
         "layers": (maps.layers.start, maps.layers.stop),
         "in_width": maps.in_width,
         "out_width": maps.out_width,
+        "features": feature_versions(maps.features),
+        "bottleneck": maps.bottleneck.shape if maps.bottleneck else None,
+        "state_only": maps.state_only,
         "tail": maps.defaults.tail,
         "sink_rows": maps.defaults.sink_rows,
     }

@@ -5,17 +5,35 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from ridgefit.errors import BadInput
 from ridgefit.files import new_folder, require_space, require_unused
-from ridgefit.hub.calls import Hub, asked
+from ridgefit.hub.calls import Hub
 from ridgefit.hub.check import check_repository, require_hash
 from ridgefit.hub.layout import CARD, CONFIG, SUMS, RepoConfig, read_config, read_sums
+from ridgefit.hub.published import (
+    cached_maps,
+    chosen_splits,
+    fetch_published,
+    is_foreign,
+    published_maps,
+    require_one,
+)
 from ridgefit.hub.reference import RepoRef, is_commit, names_repository
-from ridgefit.hub.remote import RemoteFile, commit_of, files_of, judged_files, require_small, same_bytes
+from ridgefit.hub.remote import (
+    RemoteFile,
+    commit_of,
+    files_of,
+    judged_files,
+    require_small,
+    same_bytes,
+    sound_file,
+)
 from ridgefit.hub.strict import SIZE_LIMIT
+from ridgefit.maps import load_maps
 
 Progress = Callable[[int, int | None, str], None]
 # Headers, manifests and extras beside the weights of one split.
@@ -45,6 +63,22 @@ class PullReport(BaseModel):
     bytes: int
 
 
+class Fetched(NamedTuple):
+    """Files in the Hub's cache.
+
+    Attributes:
+        folder: snapshot of a commit.
+        sha: the commit.
+        paths: what was asked for, within the folder.
+        foreign: where each split is, in a repository that others published; None in one of ridgefit's.
+    """
+
+    folder: Path
+    sha: str
+    paths: list[str]
+    foreign: dict[int, Path] | None = None
+
+
 def pull(
     ref: RepoRef | str,
     *,
@@ -72,22 +106,31 @@ def pull(
     hub = hub or Hub()
     if out is not None:
         require_unused(out)
-    folder, sha, paths = _fetched(hub, ref, splits, progress, thorough=True)
-    config = check_repository(folder, splits=splits or None, links=True)
-    size = sum((folder / path).stat().st_size for path in paths)
+    found = _fetched(hub, ref, splits, progress, thorough=True)
+    if found.foreign:
+        for at in found.foreign.values():
+            maps = load_maps(at)
+            for layer in maps.layers:
+                maps.layer(layer)
+        here = tuple(sorted(found.foreign))
+    else:
+        config = check_repository(found.folder, splits=splits or None, links=True)
+        here = tuple(sorted(splits or config.splits))
+    size = sum((found.folder / path).stat().st_size for path in found.paths)
     if out is not None:
         require_space(out, size, "the repository")
         with new_folder(out) as partial:
-            for path in paths:
+            for path in found.paths:
                 (partial / path).parent.mkdir(exist_ok=True)
-                shutil.copyfile(folder / path, partial / path)
-            check_repository(partial, splits=splits or None, values=False)
+                shutil.copyfile(found.folder / path, partial / path)
+            if not found.foreign:
+                check_repository(partial, splits=splits or None, values=False)
     return PullReport(
         repo=ref.name,
-        sha=sha,
-        path=str(out or folder),
-        splits=tuple(sorted(splits or config.splits)),
-        files=len(paths),
+        sha=found.sha,
+        path=str(out or found.folder),
+        splits=here,
+        files=len(found.paths),
         bytes=size,
     )
 
@@ -109,9 +152,12 @@ def local_maps(maps: str | Path, split: int | None = None, hub: Hub | None = Non
     if not names_repository(str(maps)):
         return Path(maps)
     chosen = () if split is None else (split,)
-    folder, _, _ = _fetched(hub or Hub(), RepoRef.parse(str(maps)), chosen, thorough=False)
-    check_repository(folder, splits=chosen or None, links=True, values=False, hashes=False)
-    return folder
+    ref = RepoRef.parse(str(maps))
+    found = _fetched(hub or Hub(), ref, chosen, thorough=False)
+    if found.foreign:
+        return next(iter(found.foreign.values()))
+    check_repository(found.folder, splits=chosen or None, links=True, values=False, hashes=False)
+    return found.folder
 
 
 def _fetched(
@@ -121,8 +167,8 @@ def _fetched(
     progress: Progress | None = None,
     *,
     thorough: bool,
-) -> tuple[Path, str, list[str]]:
-    """Snapshot folder, commit, and paths of what was asked for; files in the cache that changed come again.
+) -> Fetched:
+    """What was asked for, in the Hub's cache; files there that changed come again.
 
     Args:
         hub: which Hub.
@@ -135,12 +181,15 @@ def _fetched(
     if found is not None:
         return found
     sha = commit_of(hub, ref)
-    remote = judged_files(files_of(hub, ref.name, sha), str(ref))
+    files = files_of(hub, ref.name, sha)
+    if is_foreign(files):
+        return _foreign(hub, ref, sha, files, splits, progress, one=not thorough)
+    remote = judged_files(files, str(ref))
     # By the revision's own name, so that the cache knows the name when the Hub is away.
-    folder = _sound(hub, ref.name, ref.revision or "main", remote[CONFIG]).parent
+    folder = sound_file(hub, ref.name, ref.revision or "main", remote[CONFIG]).parent
     if folder.name != sha:
         raise BadInput(f"{ref} moved while it was read", "run the same command again")
-    sums = read_sums(_sound(hub, ref.name, sha, remote[SUMS]))
+    sums = read_sums(sound_file(hub, ref.name, sha, remote[SUMS]))
     require_hash(folder / CONFIG, sums.get(CONFIG, ""))
     config = read_config(folder / CONFIG)
     wanted = _wanted(sums, config, splits, str(ref))
@@ -158,35 +207,40 @@ def _fetched(
     for number, path in enumerate(missing):
         if progress:
             progress(number, len(missing), path)
-        file = _sound(hub, ref.name, sha, remote[path])
+        file = sound_file(hub, ref.name, sha, remote[path])
         if path in sums and remote[path].sha256 is None:
             require_hash(file, sums[path])
-    return folder, sha, [*wanted, SUMS]
+    return Fetched(folder, sha, [*wanted, SUMS])
 
 
-def _sound(hub: Hub, name: str, revision: str, file: RemoteFile) -> Path:
-    """A file in the cache with the bytes that the Hub names; fetched again once if it has others.
+def _foreign(
+    hub: Hub,
+    ref: RepoRef,
+    sha: str,
+    files: Mapping[str, RemoteFile],
+    splits: Collection[int],
+    progress: Progress | None,
+    *,
+    one: bool,
+) -> Fetched:
+    """Splits of a repository that others published, or the `one` split of it."""
+    there = published_maps(hub, ref, sha, files)
+    chosen = [there[split] for split in chosen_splits(there, splits, ref)]
+    if one:
+        require_one(tuple(maps.split for maps in chosen), ref)
+    at: dict[int, Path] = {}
+    for number, maps in enumerate(chosen):
+        if progress:
+            progress(number, len(chosen), f"split {maps.split}")
+        at[maps.split] = fetch_published(hub, ref, sha, maps)
+    # By the revision's own name, so that the cache knows the name when the Hub is away.
+    folder = sound_file(hub, ref.name, ref.revision or "main", chosen[0].files[0])
+    for _ in Path(chosen[0].files[0].path).parts:
+        folder = folder.parent
+    return Fetched(folder, sha, [file.path for maps in chosen for file in maps.files], at)
 
-    Raises:
-        BadInput: it arrives with other bytes, which are then removed.
-    """
-    path = download(hub, name, revision, file.path)
-    if same_bytes(path, file):
-        return path
-    path = download(hub, name, revision, file.path, force=True)
-    if same_bytes(path, file):
-        return path
-    path.resolve().unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-    raise BadInput(
-        f"{file.path} of {name}@{revision[:12]} arrives with other bytes than the Hub names",
-        "check the network, then run it again",
-    )
 
-
-def _cached(
-    hub: Hub, ref: RepoRef, splits: Collection[int], *, thorough: bool
-) -> tuple[Path, str, list[str]] | None:
+def _cached(hub: Hub, ref: RepoRef, splits: Collection[int], *, thorough: bool) -> Fetched | None:
     """The same from the cache alone: for a commit that is there whole, and for anything while offline.
 
     Raises:
@@ -201,7 +255,7 @@ def _cached(
     found = huggingface_hub.try_to_load_from_cache(ref.name, SUMS, cache_dir=hub.cache, revision=revision)
     try:
         if not isinstance(found, str):
-            raise _absent(ref)
+            return _cached_foreign(hub, ref, splits, one=not thorough)
         folder = Path(found).parent
         sums = read_sums(folder / SUMS)
         wanted = _wanted(sums, read_config(folder / CONFIG), splits, str(ref))
@@ -215,7 +269,38 @@ def _cached(
             raise
         return None
     card = [CARD] if (folder / CARD).exists() else []
-    return folder, folder.name, [*wanted, *card, SUMS]
+    return Fetched(folder, folder.name, [*wanted, *card, SUMS])
+
+
+def _cached_foreign(hub: Hub, ref: RepoRef, splits: Collection[int], *, one: bool) -> Fetched:
+    """Splits of a repository that others published, from the cache alone.
+
+    Raises:
+        BadInput: it is not there.
+    """
+    import huggingface_hub
+
+    try:
+        folder = Path(
+            huggingface_hub.snapshot_download(
+                ref.name, revision=ref.revision, cache_dir=hub.cache, local_files_only=True
+            )
+        )
+    except (FileNotFoundError, ValueError) as error:
+        raise _absent(ref) from error
+    there = cached_maps(folder)
+    if not there:
+        raise _absent(ref)
+    chosen = {split: there[split] for split in chosen_splits(there, splits, ref)}
+    if one:
+        require_one(chosen, ref)
+    paths = [
+        item.relative_to(folder).as_posix()
+        for at in chosen.values()
+        for item in ([at] if at.is_file() else sorted(at.iterdir()))
+        if item.is_file()
+    ]
+    return Fetched(folder, folder.name, paths, chosen)
 
 
 def _absent(what: object) -> BadInput:
@@ -263,19 +348,3 @@ def _judge(
                 f"split {split} of {ref} takes {claimed} bytes, its maps need {record.nbytes}",
                 "do not use this repository",
             )
-
-
-def download(hub: Hub, name: str, revision: str, path: str, *, force: bool = False) -> Path:
-    """One file in the Hub client's cache.
-
-    Raises:
-        BadInput: no access, no network, no such file.
-    """
-    return Path(
-        asked(
-            f"{path} of {name}@{revision[:12]}",
-            lambda: hub.api.hf_hub_download(
-                name, path, revision=revision, cache_dir=hub.cache, force_download=force
-            ),
-        )
-    )

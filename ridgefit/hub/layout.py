@@ -15,12 +15,21 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from ridgefit.errors import BadInput
 from ridgefit.hub.strict import read_strict
+from ridgefit.maps import reads_text
 
 CONFIG = "config.json"
 PROVENANCE = "provenance.json"
@@ -49,12 +58,14 @@ class SplitConfig(BaseModel):
     Attributes:
         folder: where its files are.
         layers: first late layer, and the number of layers of the model.
-        in_width: columns of a map.
+        in_width: columns of what is kept of a row; of a map, where all of it is read.
         out_width: rows of a map.
         features: what a map reads, with versions.
         dtype: of the maps.
         tail: suggested last rows that run every layer.
         sink_rows: suggested first rows that run every layer.
+        bottleneck: `(rest_width, rank)` of what the features other than the state go through; None without.
+        state_only: layers whose map reads the state alone, where others read more.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,11 +78,32 @@ class SplitConfig(BaseModel):
     dtype: Literal["bfloat16", "int8"]
     tail: int | None = Field(None, ge=1)
     sink_rows: int = Field(0, ge=0)
+    bottleneck: tuple[int, int] | None = None
+    state_only: tuple[int, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _plain_maps_say_nothing_new(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Maps that read the state alone keep the bytes of their `config.json`."""
+        saved: dict[str, Any] = plain(self)
+        fresh = {"bottleneck": self.bottleneck, "state_only": self.state_only}
+        return {name: value for name, value in saved.items() if fresh.get(name, True)}
+
+    def shape(self, layer: int) -> tuple[int, int]:
+        """Rows and columns of one layer's map."""
+        return self.out_width, self.out_width if layer in self.state_only else self.in_width
+
+    @property
+    def reads(self) -> str:
+        """What the maps read, for people."""
+        rank = self.bottleneck[1] if self.bottleneck else None
+        return reads_text(tuple(self.features), rank, len(self.state_only))
 
     @property
     def nbytes(self) -> int:
         """Bytes of its weights and biases in bf16, the most that its files can need."""
-        return (self.layers[1] - self.layers[0]) * self.out_width * (self.in_width + 1) * 2
+        rest, rank = self.bottleneck or (0, 0)
+        maps = (self.layers[1] - self.layers[0]) * self.out_width * (self.in_width + 1)
+        return (maps + rest * rank) * 2
 
 
 class RepoConfig(BaseModel):

@@ -103,6 +103,42 @@ def same_bytes(file: Path, there: RemoteFile) -> bool:
     return git_hash(file.read_bytes()) == there.git_sha1
 
 
+def sound_file(hub: Hub, name: str, revision: str, file: RemoteFile) -> Path:
+    """A file in the cache with the bytes that the Hub names; fetched again once if it has others.
+
+    Raises:
+        BadInput: it arrives with other bytes, which are then removed.
+    """
+    path = download(hub, name, revision, file.path)
+    if same_bytes(path, file):
+        return path
+    path = download(hub, name, revision, file.path, force=True)
+    if same_bytes(path, file):
+        return path
+    path.resolve().unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    raise BadInput(
+        f"{file.path} of {name}@{revision[:12]} arrives with other bytes than the Hub names",
+        "check the network, then run it again",
+    )
+
+
+def download(hub: Hub, name: str, revision: str, path: str, *, force: bool = False) -> Path:
+    """One file in the Hub client's cache.
+
+    Raises:
+        BadInput: no access, no network, no such file.
+    """
+    return Path(
+        asked(
+            f"{path} of {name}@{revision[:12]}",
+            lambda: hub.api.hf_hub_download(
+                name, path, revision=revision, cache_dir=hub.cache, force_download=force
+            ),
+        )
+    )
+
+
 def require_small(file: RemoteFile, where: object) -> None:
     """Refuse a text file too large to be one, before it is fetched.
 

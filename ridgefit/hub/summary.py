@@ -9,10 +9,18 @@ from typing import Any
 from ridgefit.errors import BadInput
 from ridgefit.hub.calls import Hub
 from ridgefit.hub.check import require_hash
-from ridgefit.hub.download import download
 from ridgefit.hub.layout import CONFIG, EVALUATION, SUMS, SplitConfig, read_config, read_sums
+from ridgefit.hub.published import is_foreign, published_maps
 from ridgefit.hub.reference import RepoRef
-from ridgefit.hub.remote import RemoteFile, commit_of, files_of, judged_files, remote_header, require_small
+from ridgefit.hub.remote import (
+    RemoteFile,
+    commit_of,
+    download,
+    files_of,
+    judged_files,
+    remote_header,
+    require_small,
+)
 from ridgefit.maps import read_maps_manifest
 from ridgefit.maps.folder import MANIFEST
 from ridgefit.maps.format1 import MANIFEST as FOLDER_MANIFEST
@@ -31,7 +39,10 @@ def look(ref: RepoRef | str, hub: Hub | None = None) -> dict[str, Any]:
     ref = RepoRef.parse(ref) if isinstance(ref, str) else ref
     hub = hub or Hub()
     sha = commit_of(hub, ref)
-    remote = judged_files(files_of(hub, ref.name, sha), str(ref))
+    listed = files_of(hub, ref.name, sha)
+    if is_foreign(listed):
+        return _foreign(hub, ref, sha, listed)
+    remote = judged_files(listed, str(ref))
     folder = _small_files(hub, ref, sha, remote)
     config, manifest = read_config(folder / CONFIG), read_maps_manifest(folder)
     splits = {}
@@ -44,12 +55,13 @@ def look(ref: RepoRef | str, hub: Hub | None = None) -> dict[str, Any]:
             "layout": manifest.splits[split].layout,
             "layers": list(record.layers),
             "shape": [record.out_width, record.in_width],
-            "features": list(record.features),
+            "features": list(files.manifest.get("features", record.features)),
             "defaults": {"tail": record.tail, "sink_rows": record.sink_rows},
             "bytes": sum(remote[path].size for path in own),
             "extras": list(files.extras),
             **manifest.splits[split].model_dump(
-                mode="json", include={"alphas", "penalty", "rows", "scores", "sha256"}
+                mode="json",
+                include={"alphas", "penalty", "rows", "scores", "sha256", "bottleneck", "state_only"},
             ),
         }
     return {
@@ -68,6 +80,31 @@ def look(ref: RepoRef | str, hub: Hub | None = None) -> dict[str, Any]:
         },
         "fingerprint": manifest.fingerprint.model_dump(mode="json") if manifest.fingerprint else None,
         "splits": splits,
+    }
+
+
+def _foreign(hub: Hub, ref: RepoRef, sha: str, files: dict[str, RemoteFile]) -> dict[str, Any]:
+    """Splits of a repository that others published, which names no base model and no evaluation."""
+    return {
+        "layout": "published",
+        "repository": {
+            "name": ref.name,
+            "sha": sha,
+            "files": len(files),
+            "bytes": sum(file.size for file in files.values()),
+        },
+        "fingerprint": None,
+        "splits": {
+            split: {
+                "layout": maps.layout,
+                "path": maps.root,
+                "layers": [split, maps.layers.stop],
+                "shape": list(maps.shape),
+                "features": ["state"],
+                "bytes": maps.size,
+            }
+            for split, maps in sorted(published_maps(hub, ref, sha, files).items())
+        },
     }
 
 
@@ -108,9 +145,8 @@ def _judge_headers(
         for (layer, path), (_, tensors) in zip(names.items(), headers, strict=True):
             entry = tensors.get(f"proj.{layer}.{_CODES[record.dtype]}")
             shape = entry.shape if entry else None
-            if shape != (record.out_width, record.in_width):
+            if shape != record.shape(layer):
                 raise BadInput(
-                    f"{path} of {ref} holds a map {shape}, its {CONFIG} says "
-                    f"{(record.out_width, record.in_width)}",
+                    f"{path} of {ref} holds a map {shape}, its {CONFIG} says {record.shape(layer)}",
                     "do not use it",
                 )

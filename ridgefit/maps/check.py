@@ -15,6 +15,7 @@ from ridgefit.maps import folder as maps_folder
 from ridgefit.maps import format1
 from ridgefit.maps.load import kind_of, load_maps
 from ridgefit.maps.mapset import MapSet
+from ridgefit.maps.names import reads_text
 from ridgefit.maps.tensorfile import TensorFile
 
 
@@ -36,32 +37,45 @@ class FileCheck(BaseModel):
     detail: str
 
 
-def verify_files(path: str | Path) -> list[FileCheck]:
+def verify_files(path: str | Path, split: int | None = None) -> list[FileCheck]:
     """Check headers, hashes, shapes, the run of layers, and that every weight is finite.
 
     Reads every byte of the maps, one layer at a time. A failed check is a result, not an exception.
 
+    Args:
+        path: the maps.
+        split: look at this one alone; the others need not be there.
+
     Raises:
-        BadInput: there is nothing at `path` that looks like maps.
+        BadInput: there is nothing at `path` that looks like maps, or not that split.
     """
     path = Path(path)
     kind = kind_of(path)
     if kind == "source":
-        return list(_opened(path.name, lambda: load_maps(path)))
+        return list(_opened(path.name, lambda: load_maps(path, split)))
     if kind == "format1":
-        return [*_hashes(path, ""), *_opened(path.name, lambda: load_maps(path))]
+        return [*_hashes(path, ""), *_opened(path.name, lambda: load_maps(path, split))]
     try:
         manifest = maps_folder.read_manifest(path)
     except BadInput as error:
         return [FileCheck(subject=maps_folder.MANIFEST, check="manifest", ok=False, detail=str(error))]
     found = [_passed(maps_folder.MANIFEST, "manifest", f"splits {', '.join(map(str, manifest.splits))}")]
-    for split, record in manifest.splits.items():
+    if split is not None and split not in manifest.splits:
+        known = ", ".join(map(str, manifest.splits))
+        raise BadInput(f"{path} holds no split {split}, only {known}", "choose one with --split")
+    for number, record in manifest.splits.items():
+        if split not in (None, number):
+            continue
         target = path / record.file
+        if not target.exists():
+            detail = "not here; look at the others one by one with --split, or fetch it"
+            found.append(FileCheck(subject=record.file, check="present", ok=False, detail=detail))
+            continue
         if record.layout == "source":
             found.append(_hash(target, record.sha256, record.file))
         else:
             found += _hashes(target, f"{record.file}/")
-        found += _opened(record.file, partial(maps_folder.read_split, path, manifest, split))
+        found += _opened(record.file, partial(maps_folder.read_split, path, manifest, number))
     return found
 
 
@@ -95,8 +109,9 @@ def _opened(subject: str, load: Callable[[], MapSet]) -> Iterator[FileCheck]:
             subject,
             "headers",
             f"{len(maps.layers)} maps [{maps.out_width}, {maps.in_width}] of layers "
-            f"{maps.layers.start} to {maps.layers.stop - 1}, {maps.source}",
+            f"{maps.layers.start} to {maps.layers.stop - 1}, {maps.source}{_reads(maps)}",
         )
+        maps.bottleneck_weight()
         for layer in maps.layers:
             maps.layer(layer)
         yield _passed(subject, "weights", "all finite")
@@ -142,6 +157,10 @@ def _summary(maps: MapSet) -> dict[str, Any]:
         "bytes": _size(maps.path),
         "extras": list(maps.extras),
     }
+    if maps.bottleneck is not None:
+        summary["bottleneck"] = list(maps.bottleneck.shape)
+    if maps.state_only:
+        summary["state_only"] = list(maps.state_only)
     if maps.source == "source":
         summary["metadata"] = {key: value for key, value in maps.info.items() if key != "fingerprint"}
         summary["header_bytes"] = _header_size(maps.path)
@@ -149,6 +168,14 @@ def _summary(maps: MapSet) -> dict[str, Any]:
         keys = ("name", "authors", "license", "doi", "homepage", "adapter", "stream", "tail")
         summary["credit"] = {key: maps.info[key] for key in keys if key in maps.info}
     return summary
+
+
+def _reads(maps: MapSet) -> str:
+    """What the maps read, where it is more than the state."""
+    if maps.features == ("state",):
+        return ""
+    rank = maps.bottleneck.rank if maps.bottleneck else None
+    return f", reading {reads_text(maps.features, rank, len(maps.state_only))}"
 
 
 def _plain(maps: MapSet) -> dict[str, Any] | None:

@@ -6,16 +6,26 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from ridgefit.errors import BadInput
 from ridgefit.files import new_folder, sha256_file, write_json
 from ridgefit.maps.fingerprint import Fingerprint
 from ridgefit.maps.format1 import MANIFEST as FORMAT1_MANIFEST
 from ridgefit.maps.format1 import read_format1, read_table
-from ridgefit.maps.mapset import READABLE_FEATURES, Defaults, MapSet, require_features
+from ridgefit.maps.mapset import Defaults, MapSet
+from ridgefit.maps.names import feature_versions, require_known
 from ridgefit.maps.source import read_source, write_source
 
 MANIFEST = "ridgefit.json"
@@ -30,15 +40,17 @@ class SplitRecord(BaseModel):
         layout: which of the two.
         sha256: of the file, or of the folder's own manifest, which holds the hashes of the rest.
         layers: first late layer, and the number of layers of the model.
-        in_width: columns of a map.
+        in_width: columns of what is kept of a row.
         out_width: rows of a map.
-        features: what a map reads, with the version of each definition.
+        features: what a map reads, with the version of each definition; their order is the file's own.
         alphas: scale-free penalty of each late layer, split layer first.
         penalty: how alpha becomes lambda.
         rows: rows of the fit.
         scores: grid, held-out scores and fit report.
         defaults: suggested tail and sink rows.
         largest_error_steps: int8 only, largest |weight - code x scale| in units of its group's scale.
+        bottleneck: `(rest_width, rank)` of what the features other than the state go through; None without.
+        state_only: layers whose map reads the state alone, where others read more.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,6 +68,15 @@ class SplitRecord(BaseModel):
     scores: JsonValue = None
     defaults: Defaults = Defaults()
     largest_error_steps: float | None = None
+    bottleneck: tuple[int, int] | None = None
+    state_only: tuple[int, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _plain_maps_say_nothing_new(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Records of maps that read the state alone keep their bytes."""
+        saved: dict[str, Any] = plain(self)
+        fresh = {"bottleneck": self.bottleneck, "state_only": self.state_only}
+        return {name: value for name, value in saved.items() if fresh.get(name, True)}
 
     @field_validator("file")
     @classmethod
@@ -122,20 +143,57 @@ def write_maps(
     Raises:
         BadInput: two splits are the same, a map is not finite, or the folder is in use or cannot be written.
     """
-    records: dict[int, SplitRecord] = {}
     with new_folder(out) as partial:
+        writer = MapsWriter(partial, fingerprint=fingerprint, provenance=provenance)
         for item in splits:
-            maps = replace(item.maps, fingerprint=fingerprint or item.maps.fingerprint)
-            if maps.split in records:
-                raise BadInput(f"split {maps.split} was solved twice")
-            name = f"s{maps.split}.safetensors"
-            sha256 = write_source(partial / name, maps, _header(item, fingerprint))
-            records[maps.split] = record_of(maps, file=name, layout="source", sha256=sha256, split=item)
+            writer.add(item)
+        return writer.finish()
+
+
+class MapsWriter:
+    """Fills a MAPS folder split by split; it is one only once `finish` has written its manifest.
+
+    Args:
+        folder: where to; made if need be. For a folder that is whole or not at all, see `write_maps`.
+        fingerprint: the model; also written into every file's header, which may travel alone.
+        provenance: anything JSON about where the maps come from.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fingerprint: Fingerprint | None = None,
+        provenance: Mapping[str, JsonValue] | None = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._fingerprint = fingerprint
+        self._provenance = dict(provenance or {})
+        self._records: dict[int, SplitRecord] = {}
+
+    def add(self, item: SplitMaps) -> None:
+        """Write one split.
+
+        Raises:
+            BadInput: it is there already, a map is not finite, or the file cannot be written.
+        """
+        maps = replace(item.maps, fingerprint=self._fingerprint or item.maps.fingerprint)
+        if maps.split in self._records:
+            raise BadInput(f"split {maps.split} was solved twice")
+        name = f"s{maps.split}.safetensors"
+        sha256 = write_source(self._folder / name, maps, _header(item, self._fingerprint))
+        self._records[maps.split] = record_of(maps, file=name, layout="source", sha256=sha256, split=item)
+
+    def finish(self) -> MapsManifest:
+        """Write the manifest."""
         manifest = MapsManifest(
-            fingerprint=fingerprint, provenance=dict(provenance or {}), splits=dict(sorted(records.items()))
+            fingerprint=self._fingerprint,
+            provenance=self._provenance,
+            splits=dict(sorted(self._records.items())),
         )
-        write_manifest(partial, manifest)
-    return manifest
+        write_manifest(self._folder, manifest)
+        return manifest
 
 
 def record_of(
@@ -154,12 +212,14 @@ def record_of(
         layers=(maps.layers.start, maps.layers.stop),
         in_width=maps.in_width,
         out_width=maps.out_width,
-        features={name: READABLE_FEATURES[name] for name in maps.features},
+        features=feature_versions(maps.features),
         alphas=split.alphas,
         penalty=split.penalty,
         rows=split.rows,
         scores=split.scores,
         defaults=maps.defaults,
+        bottleneck=maps.bottleneck.shape if maps.bottleneck else None,
+        state_only=maps.state_only,
     )
 
 
@@ -192,7 +252,7 @@ def read_manifest(folder: Path) -> MapsManifest:
     for split, record in manifest.splits.items():
         if record.layers[0] != split or record.layers[1] <= split:
             raise BadInput(f"{path} describes split {split} with layers {record.layers}")
-        require_features(record.features, str(path))
+        require_known(record.features, str(path))
     return manifest
 
 
@@ -221,14 +281,19 @@ def read_split(folder: Path, manifest: MapsManifest, split: int | None = None) -
         maps = read_format1(path)
         if sha256_file(path / FORMAT1_MANIFEST) != record.sha256:
             raise BadInput(f"{path / FORMAT1_MANIFEST} is not the file {folder / MANIFEST} names")
-    found = (maps.source, maps.layers, maps.in_width, maps.out_width)
-    if found != (record.layout, range(*record.layers), record.in_width, record.out_width):
+    found = record_of(
+        maps, file=record.file, layout=record.layout, sha256=record.sha256, split=SplitMaps(maps)
+    )
+    described = ("layers", "in_width", "out_width", "features", "bottleneck", "state_only")
+    differing = [name for name in described if getattr(found, name) != getattr(record, name)]
+    if maps.source != record.layout or differing:
         raise BadInput(
-            f"{path} holds other maps than {folder / MANIFEST} describes", "solve or fetch it again"
+            f"{path} holds other maps than {folder / MANIFEST} describes "
+            f"({', '.join(differing) or 'layout'})",
+            "solve or fetch it again",
         )
     return replace(
         maps,
-        features=tuple(record.features),
         fingerprint=manifest.fingerprint or maps.fingerprint,
         defaults=record.defaults,
     )

@@ -13,8 +13,10 @@ import torch
 from ridgefit.errors import BadInput
 from ridgefit.maps.fingerprint import Fingerprint
 from ridgefit.maps.int8 import GROUP, dequantize
-from ridgefit.maps.mapset import Int8Planes, LayerMap, MapSet, contiguous, require_features
+from ridgefit.maps.mapset import Int8Planes, LayerMap, MapSet, contiguous
+from ridgefit.maps.names import require_features
 from ridgefit.maps.tensorfile import TensorFile
+from ridgefit.maps.widths import Bottleneck, require_bottleneck, widths_of
 
 MANIFEST = "ridgefill.json"
 MANIFEST_LIMIT = 64 << 20
@@ -36,6 +38,7 @@ class Format1(NamedTuple):
         int8: codes and scales instead of bf16 weights.
         hashes: sha256 of every file that belongs to the folder.
         final: file name of the final map, if there is one.
+        bottleneck: file name of the bottleneck, if there is one.
     """
 
     folder: Path
@@ -44,11 +47,12 @@ class Format1(NamedTuple):
     int8: bool
     hashes: dict[str, str]
     final: str | None
+    bottleneck: str | None
 
     @property
     def extras(self) -> tuple[str, ...]:
         """Listed files that hold no map: corrections, row scores, a chat template."""
-        return tuple(sorted(set(self.hashes) - set(self.layers.values()) - {self.final}))
+        return tuple(sorted(set(self.hashes) - set(self.layers.values()) - {self.final, self.bottleneck}))
 
 
 def read_manifest(folder: Path) -> Format1:
@@ -82,7 +86,9 @@ def read_manifest(folder: Path) -> Format1:
         raise BadInput(f"{where} states split {manifest['split']!r} and its lowest layer is {run.start}")
     entry = manifest.get("final")
     final = _listed(entry.get("file"), hashes, where) if isinstance(entry, dict) else None
-    return Format1(folder, manifest, layers, dtype == "i8", hashes, final)
+    entry = manifest.get("bottleneck")
+    through = _listed(entry.get("file"), hashes, where) if isinstance(entry, dict) else None
+    return Format1(folder, manifest, layers, dtype == "i8", hashes, final, through)
 
 
 def read_format1(folder: Path) -> MapSet:
@@ -103,10 +109,10 @@ def read_format1(folder: Path) -> MapSet:
         _require_final(files[found.final])
     shapes = {layer: _shape_of(files[name], layer, found.int8) for layer, name in found.layers.items()}
     run = contiguous(found.layers, str(folder))
-    out, width = shapes[run.start]
-    for layer, shape in shapes.items():
-        if shape != (out, width):
-            raise BadInput(f"{folder / found.layers[layer]} has shape {shape}, others have {(out, width)}")
+    features = _features(found)
+    through = None if found.bottleneck is None else _bottleneck(files[found.bottleneck])
+    widths = widths_of(shapes, features, through.shape if through else None, str(folder))
+    out, width = widths.out_width, widths.in_width
     stated = (found.manifest.get("block_in_width", out), found.manifest.get("stream_width", width))
     if stated != (out, width):
         raise BadInput(f"{folder / MANIFEST} states [out, in] {stated}, its maps are {(out, width)}")
@@ -134,7 +140,7 @@ def read_format1(folder: Path) -> MapSet:
         in_width=width,
         out_width=out,
         read=read,
-        features=_features(found),
+        features=features,
         fingerprint=_fingerprint(found.manifest),
         source="format1-int8" if found.int8 else "format1-bf16",
         path=folder,
@@ -142,6 +148,8 @@ def read_format1(folder: Path) -> MapSet:
         final=final if found.final else None,
         info=found.manifest,
         extras=found.extras,
+        bottleneck=through,
+        state_only=widths.state_only,
     )
 
 
@@ -207,6 +215,13 @@ def _require_final(file: TensorFile) -> None:
     dtype, shape = shapes.get("final.weight", (None, ()))
     if len(shape) != 2 or dtype != torch.bfloat16 or shapes.get("final.bias") != (dtype, shape[:1]):
         raise BadInput(f"{file.path} does not hold a final map in BF16", _MEND)
+
+
+def _bottleneck(file: TensorFile) -> Bottleneck:
+    entry = file.tensors.get("bottleneck")
+    if entry is None or len(file.tensors) != 1 or entry.dtype != torch.bfloat16:
+        raise BadInput(f"{file.path} does not hold a bottleneck in BF16", _MEND)
+    return Bottleneck(require_bottleneck(entry.shape, str(file.path)), lambda: file.read("bottleneck"))
 
 
 def _shape_of(file: TensorFile, layer: int, int8: bool) -> tuple[int, int]:

@@ -14,12 +14,14 @@ from ridgefit.errors import BadInput
 from ridgefit.files import new_folder, sha256_bytes, sha256_file, write_bytes
 from ridgefit.maps.format1 import ENCODING, LAYOUTS, MANIFEST, read_manifest
 from ridgefit.maps.int8 import error_in_steps, quantize_int8, require_groups
-from ridgefit.maps.mapset import READABLE_FEATURES, LayerMap, MapSet
+from ridgefit.maps.mapset import LayerMap, MapSet
+from ridgefit.maps.names import feature_versions
 from ridgefit.maps.tensorwrite import TensorSpec, write_tensors
 
 _TENSOR_FORMAT = "ridgefill-projector-1"
 _KINDS = {"full_attention": "full_attn"}
 _FINAL = "final.safetensors"
+_BOTTLENECK = "bottleneck.safetensors"
 _DESCRIPTION = (
     "plugin_min_version",
     "adapter",
@@ -132,7 +134,8 @@ def write_format1(
     if maps.source == "format1-int8":
         raise BadInput(f"{maps.path} already holds int8 maps", "quantize the bf16 maps they were made from")
     if int8:
-        require_groups(maps.in_width)
+        for layer in maps.layers:
+            require_groups(maps.width(layer), layer, through=maps.bottleneck is not None)
     settings = settings or Format1Settings()
     base = dict(maps.info) if maps.source == "format1-bf16" else None
     credit = settings.credit or (_credit_of(base) if base else Credit())
@@ -154,6 +157,9 @@ def write_format1(
             hashes[_FINAL] = _write(
                 partial / _FINAL, {"final.weight": final.weight, "final.bias": final.bias}, credit
             )
+        through = maps.bottleneck_weight()
+        if through is not None:
+            hashes[_BOTTLENECK] = _write(partial / _BOTTLENECK, {"bottleneck": through}, credit)
         manifest = _manifest(maps, base, settings, credit, int8=int8, names=names, hashes=hashes)
         raw = (json.dumps(manifest, indent=1) + "\n").encode()
         write_bytes(partial / MANIFEST, raw)
@@ -227,6 +233,7 @@ def _manifest(
         "homepage": credit.homepage,
         **kept,
         "projector": projector,
+        "bottleneck": _bottleneck_entry(maps),
         "final": _final_entry(maps, base),
         "marker": base.get("marker"),
         "fit": base.get("fit", own.get("fit")),
@@ -265,9 +272,7 @@ def _described(maps: MapSet) -> dict[str, Any]:
         "stream": "residual" if plain else "features" if maps.features != ("state",) else "hc",
         "stream_width": maps.in_width,
         "block_in_width": maps.out_width,
-        "features": {name: READABLE_FEATURES[name] for name in maps.features}
-        if maps.features != ("state",)
-        else None,
+        "features": feature_versions(maps.features) if maps.features != ("state",) else None,
         "layers": {
             str(layer): _KINDS.get(kinds[layer], kinds[layer]) if kinds else "unknown"
             for layer in maps.layers
@@ -276,6 +281,12 @@ def _described(maps: MapSet) -> dict[str, Any]:
         "fit": {"engine": "ridgefit"}
         | ({"proj_sha256": sha256_file(maps.path)} if maps.path and maps.path.is_file() else {}),
     }
+
+
+def _bottleneck_entry(maps: MapSet) -> dict[str, Any] | None:
+    if maps.bottleneck is None:
+        return None
+    return {"file": _BOTTLENECK, "dtype": "bf16", "shape": list(maps.bottleneck.shape)}
 
 
 def _final_entry(maps: MapSet, base: Mapping[str, Any]) -> dict[str, Any] | None:

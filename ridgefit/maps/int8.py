@@ -55,14 +55,21 @@ def error_in_steps(weight: Tensor, codes: Tensor, scale: Tensor) -> float:
     return float(steps.max())
 
 
-def require_groups(width: int) -> None:
+def require_groups(width: int, layer: int | None = None, *, through: bool = False) -> None:
     """Refuse maps whose inputs do not fill whole groups.
+
+    Args:
+        width: columns of the map.
+        layer: whose map it is, for the sentence.
+        through: whether a bottleneck's rank is part of the width.
 
     Raises:
         BadInput: `width` is not a multiple of 128.
     """
     if width % GROUP:
+        whose = "" if layer is None else f" (layer {layer} reads {width})"
         raise BadInput(
-            f"int8 maps have one scale per {GROUP} input columns and {width} is not a multiple of {GROUP}",
-            "keep these maps in bf16",
+            f"int8 maps have one scale per {GROUP} input columns{whose} and {width} is not a multiple of "
+            f"{GROUP}",
+            f"keep these maps in bf16{', or solve them with a rank that makes it one' if through else ''}",
         )

@@ -13,15 +13,13 @@ from torch import Tensor
 
 from ridgefit.errors import BadInput
 from ridgefit.maps.fingerprint import Fingerprint
+from ridgefit.maps.widths import Bottleneck, require_finite, widths_of
 
 Layout = Literal["memory", "source", "format1-bf16", "format1-int8"]
 
-# Input features that this version can apply, with the version of their definition.
-READABLE_FEATURES: Mapping[str, int] = {"state": 1}
-
 
 class LayerMap(NamedTuple):
-    """One late layer's map: predicted input = weight @ features + bias.
+    """One late layer's map: predicted input = weight @ kept + bias.
 
     Attributes:
         weight: bf16 `[out, in]`.
@@ -61,7 +59,8 @@ class MapSet:
 
     Attributes:
         layers: late layers, split layer included.
-        in_width: columns of a map, the width of its features.
+        in_width: columns of what is kept of a row: its split state, then its other features, as they are or
+            through the bottleneck.
         out_width: rows of a map, the width of a layer's input.
         read: gives one layer's map; may read a file.
         features: names of what a map reads, in order.
@@ -72,6 +71,8 @@ class MapSet:
         planes: gives one layer's int8 planes, for `format1-int8` only.
         final: gives the map of the stream after the last layer, where the files hold one.
         info: metadata or manifest of the files, as found.
+        bottleneck: what the features other than the state go through, shared by the layers; None without.
+        state_only: layers whose map reads the state alone, where others read more.
         extras: further files of the folder that maps do not need (corrections, row scores).
     """
 
@@ -88,28 +89,46 @@ class MapSet:
     final: Callable[[], LayerMap] | None = field(default=None, repr=False)
     info: Mapping[str, Any] = field(default_factory=dict, repr=False)
     extras: tuple[str, ...] = ()
+    bottleneck: Bottleneck | None = None
+    state_only: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, maps: Mapping[int, LayerMap], **settings: Any) -> MapSet:
+    def of(cls, maps: Mapping[int, LayerMap], *, bottleneck: Tensor | None = None, **settings: Any) -> MapSet:
         """Maps that are already in memory, keyed by layer number.
 
         Args:
-            maps: contiguous layers; weights of any dtype are rounded to bf16.
+            maps: contiguous layers; weights of any dtype are rounded to bf16. Where the maps read more than
+                the state, a layer's weight may have the state's columns only.
+            bottleneck: `[rest_width, rank]`, rounded to bf16.
             settings: further attributes of `MapSet`.
 
         Raises:
-            BadInput: layers are missing between the first and the last, or shapes differ.
+            BadInput: layers are missing between the first and the last, or shapes do not go together.
         """
         layers = contiguous(maps, "the maps")
         shapes = {(tuple(item.weight.shape), tuple(item.bias.shape)) for item in maps.values()}
-        (out, width), bias = next(iter(shapes))
-        if len(shapes) != 1 or bias != (out,):
+        if any(len(weight) != 2 or bias != weight[:1] for weight, bias in shapes):
             raise BadInput(f"the maps do not share one shape [out, in] with a bias [out]: {sorted(shapes)}")
+        through = None if bottleneck is None else Bottleneck.of(bottleneck)
+        widths = widths_of(
+            {layer: (item.weight.shape[0], item.weight.shape[1]) for layer, item in maps.items()},
+            settings.get("features", ("state",)),
+            through.shape if through else None,
+            "memory",
+        )
 
         def read(layer: int) -> LayerMap:
             return LayerMap(maps[layer].weight.bfloat16(), maps[layer].bias.bfloat16())
 
-        return cls(layers, width, out, read, **settings)
+        return cls(
+            layers,
+            widths.in_width,
+            widths.out_width,
+            read,
+            bottleneck=through,
+            state_only=widths.state_only,
+            **settings,
+        )
 
     @property
     def split(self) -> int:
@@ -121,8 +140,20 @@ class MapSet:
         """Width of a layer's input."""
         return self.out_width
 
+    def width(self, layer: int) -> int:
+        """Columns of one layer's map: the first so many of what is kept of a row."""
+        return self.out_width if layer in self.state_only else self.in_width
+
+    def bottleneck_weight(self) -> Tensor | None:
+        """bf16 `[rest_width, rank]` on the CPU, None without a bottleneck.
+
+        Raises:
+            BadInput: its file is corrupt or holds non-finite values.
+        """
+        return None if self.bottleneck is None else require_finite(self.bottleneck.read(), self._where)
+
     def layer(self, layer: int) -> LayerMap:
-        """Map of layer number `layer`, bf16 weight `[out, in]` and bias `[out]` on the CPU.
+        """Map of layer number `layer`, bf16 weight `[out, width(layer)]` and bias `[out]` on the CPU.
 
         Raises:
             BadInput: there is no map of that layer, or its file is corrupt or holds non-finite values.
@@ -172,19 +203,3 @@ def contiguous(layers: Mapping[int, object] | set[int], where: str) -> range:
     if missing:
         raise BadInput(f"{where} lacks the map of layer {missing[0]}", "fetch or write it again")
     return run
-
-
-def require_features(names: Mapping[str, int], where: str) -> tuple[str, ...]:
-    """Feature names that this version can compute.
-
-    Raises:
-        BadInput: a name, or the version of its definition, is not known.
-    """
-    for name, version in names.items():
-        if READABLE_FEATURES.get(name) != version:
-            known = ", ".join(f"{key} {value}" for key, value in READABLE_FEATURES.items())
-            raise BadInput(
-                f"maps in {where} read the feature {name!r} version {version}, this ridgefit knows {known}",
-                "upgrade ridgefit",
-            )
-    return tuple(names)

@@ -1,7 +1,9 @@
 """The source file: one safetensors file per split, a BF16 tensor `layer.<L>` `[out, in + 1]` a late layer.
 
 Rows are outputs, columns the inputs, the last column the bias. Layers are one run from the split layer to the
-last. An optional tensor `final` has the same layout for the stream after the last layer.
+last. An optional tensor `final` has the same layout for the stream after the last layer. Where maps read more
+than the split state (`features` in the header), a layer may have the state's columns alone, and an optional
+tensor `bottleneck` `[rest, rank]` stands between the other features and the maps.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ from torch import Tensor
 from ridgefit.errors import BadInput
 from ridgefit.files import canonical_json
 from ridgefit.maps.fingerprint import Fingerprint
-from ridgefit.maps.mapset import READABLE_FEATURES, LayerMap, MapSet, contiguous, require_features
+from ridgefit.maps.mapset import LayerMap, MapSet, contiguous
+from ridgefit.maps.names import features_text, parse_features_text
 from ridgefit.maps.tensorfile import TensorFile
 from ridgefit.maps.tensorwrite import TensorSpec, write_tensors
+from ridgefit.maps.widths import Bottleneck, require_bottleneck, widths_of
 
+_BOTTLENECK = "bottleneck"
 _LAYER = re.compile(r"layer\.(0|[1-9][0-9]{0,4})")
 
 
@@ -35,17 +40,24 @@ def write_source(path: Path, maps: MapSet, metadata: Mapping[str, str] | None = 
     Raises:
         BadInput: the file cannot be written, or a map holds values that are not finite.
     """
-    shape = (maps.out_width, maps.in_width + 1)
-    specs = [TensorSpec(f"layer.{layer}", torch.bfloat16, shape) for layer in maps.layers]
+    specs = [
+        TensorSpec(f"layer.{layer}", torch.bfloat16, (maps.out_width, maps.width(layer) + 1))
+        for layer in maps.layers
+    ]
+    through = maps.bottleneck_weight()
+    if through is not None:
+        specs.append(TensorSpec(_BOTTLENECK, torch.bfloat16, tuple(through.shape)))
     if maps.final is not None:
         final = maps.final()
         specs.append(TensorSpec("final", torch.bfloat16, (final.weight.shape[0], final.weight.shape[1] + 1)))
     header = {"split": str(maps.split), **(metadata or {})}
-    header["features"] = ",".join(f"{name}:{READABLE_FEATURES[name]}" for name in maps.features)
+    header["features"] = features_text(maps.features)
     if maps.fingerprint is not None:
         header["fingerprint"] = canonical_json(maps.fingerprint.model_dump(mode="json")).decode()
 
     def read(name: str) -> Tensor:
+        if name == _BOTTLENECK and through is not None:
+            return through
         if name == "final" and maps.final is not None:
             return _joined(maps.final())
         return _joined(maps.layer(int(name.removeprefix("layer."))))
@@ -66,17 +78,24 @@ def read_source(path: Path, sha256: str | None = None) -> MapSet:
     """
     file = TensorFile(path, sha256)
     layers = {int(found[1]): name for name in file.tensors if (found := _LAYER.fullmatch(name))}
-    other = sorted(set(file.tensors) - set(layers.values()) - {"final"})
+    other = sorted(set(file.tensors) - set(layers.values()) - {"final", _BOTTLENECK})
     if other:
         raise BadInput(f"{path} is not a source file of maps, it holds the tensor {other[0]!r}")
     run = contiguous(layers, str(path))
-    shapes = {file.tensors[name].shape for name in layers.values()}
-    shape = next(iter(shapes))
-    if len(shapes) != 1 or len(shape) != 2 or min(shape) < 1 or shape[1] < 2:
-        raise BadInput(f"the maps in {path} do not share one shape [out, in + 1]: {sorted(shapes)}")
     for name, entry in file.tensors.items():
-        if entry.dtype != torch.bfloat16 or len(entry.shape) != 2 or entry.shape[1] < 2:
-            raise BadInput(f"tensor {name!r} of {path} is not a BF16 map")
+        bare = name == _BOTTLENECK
+        if entry.dtype != torch.bfloat16 or len(entry.shape) != 2 or min(entry.shape) < 1:
+            raise BadInput(f"tensor {name!r} of {path} is not a BF16 {'matrix' if bare else 'map'}")
+        if not bare and entry.shape[1] < 2:
+            raise BadInput(f"tensor {name!r} of {path} has no column but its bias")
+    features = parse_features_text(file.metadata.get("features", "state:1"), str(path))
+    through = _bottleneck(file)
+    widths = widths_of(
+        {layer: _without_bias(file.tensors[name].shape) for layer, name in layers.items()},
+        features,
+        through.shape if through else None,
+        str(path),
+    )
     stated = file.metadata.get("split", str(run.start))
     if stated != str(run.start):
         raise BadInput(f"{path} states split {stated[:20]!r} and its lowest layer is {run.start}")
@@ -86,25 +105,29 @@ def read_source(path: Path, sha256: str | None = None) -> MapSet:
 
     return MapSet(
         layers=run,
-        in_width=shape[1] - 1,
-        out_width=shape[0],
+        in_width=widths.in_width,
+        out_width=widths.out_width,
         read=lambda layer: reader(layers[layer])(),
-        features=_features(file),
+        features=features,
         fingerprint=_fingerprint(file),
         source="source",
         path=path,
         final=reader("final") if "final" in file.tensors else None,
         info=file.metadata,
+        bottleneck=through,
+        state_only=widths.state_only,
     )
 
 
-def _features(file: TensorFile) -> tuple[str, ...]:
-    """Published files state none and read the split state."""
-    pairs = (item.partition(":") for item in file.metadata.get("features", "state:1").split(","))
-    return require_features(
-        {name: int(version) if re.fullmatch("[0-9]{1,4}", version) else 0 for name, _, version in pairs},
-        str(file.path),
-    )
+def _bottleneck(file: TensorFile) -> Bottleneck | None:
+    if _BOTTLENECK not in file.tensors:
+        return None
+    shape = require_bottleneck(file.tensors[_BOTTLENECK].shape, str(file.path))
+    return Bottleneck(shape, lambda: file.read(_BOTTLENECK))
+
+
+def _without_bias(shape: tuple[int, ...]) -> tuple[int, int]:
+    return shape[0], shape[1] - 1
 
 
 def _fingerprint(file: TensorFile) -> Fingerprint | None:

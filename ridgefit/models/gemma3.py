@@ -7,6 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from ridgefit.errors import BadInput
+from ridgefit.models.norms import normed
 from ridgefit.models.port import Rotary
 from ridgefit.models.qwen3 import Qwen3Port
 
@@ -28,3 +29,6 @@ class Gemma3Port(Qwen3Port):
         """Sliding and full layers rotate by different base frequencies."""
         rotary_emb = cast("Any", self.decoder).rotary_emb
         return cast("Rotary", rotary_emb(hidden, position_ids, self.kind(layer)))
+
+    def _read_mlp(self, layer: int, inputs: Tensor) -> Tensor:
+        return normed(self._block(layer).pre_feedforward_layernorm, inputs)

@@ -181,7 +181,8 @@ def _needles(loaded: LoadedModel, settings: DoctorSettings) -> Finding:
     task = NeedleTask(needles)
     samples = task.samples(loaded, Reach(tail=needles.tail, sink_rows=0), settings.seed).samples
     with torch.no_grad():
-        found = [task.score(loaded, sample, _untouched, None).scores["strict"] for sample in samples]
+        scored = [task.score(loaded, [sample], _untouched, None)[0] for sample in samples]
+    found = [one.scores["strict"] for one in scored]
     share = sum(score or 0.0 for score in found) / len(found)
     return Finding(
         subject="needles",

@@ -20,7 +20,7 @@ from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.capture import check_plan, open_text, token_store
 from ridgefit.pipeline.solve import solve_with
 from ridgefit.pipeline.verify import VerifyReport, verify
-from ridgefit.recipe import NeedleSettings, RunRecipe, VerifySettings
+from ridgefit.recipe import AgreementSettings, NllSettings, RunRecipe, VerifySettings
 from ridgefit.versions import library_versions
 
 Progress = Callable[[int, int | None, str], None]
@@ -79,7 +79,7 @@ def run(recipe: RunRecipe, progress: Progress | None = None) -> RunResult:
     check_plan(recipe.model, recipe.data, recipe.capture, recipe.work / CAPTURE)
     documents = open_text(recipe.data)
     for task in recipe.evaluate.tasks:
-        if not isinstance(task, NeedleSettings):
+        if isinstance(task, NllSettings | AgreementSettings):
             read_documents(task.data)  # looks every source up, hours before it is read
     with folder_lock(recipe.work):
         loaded = load_model(**recipe.model.load_options())

@@ -64,8 +64,8 @@ def verify(
         BadInput: there are no maps at the path, or the model cannot be loaded or has weights that are not
             finite.
     """
-    settings = settings.model_copy(update={"maps": local_maps(settings.maps)})
-    lines = [VerifyLine(**found.model_dump()) for found in verify_files(settings.maps)]
+    settings = settings.model_copy(update={"maps": local_maps(settings.maps, settings.split)})
+    lines = [VerifyLine(**found.model_dump()) for found in verify_files(settings.maps, settings.split)]
     warnings: list[str] = []
     if model is not None and all(line.ok for line in lines):
         options = model.load_options()

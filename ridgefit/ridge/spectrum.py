@@ -108,6 +108,16 @@ class Spectrum:
             self._require_regular()
         return alpha * self.mean_diagonal
 
+    def penalties(self, alpha: float) -> Tensor:
+        """What is added to the diagonal of the unscaled sums, float64 `[width]`.
+
+        Under `channel` that is alpha times the diagonal itself. A channel that never varies gets 1: its sums
+        are zero, so any positive number keeps it out of every map.
+        """
+        penalties = self.values.new_ones(self.width)
+        penalties[self.live] = self.absolute(alpha) / self.scale.square()
+        return penalties
+
     def degrees(self, alpha: float) -> float:
         """Effective degrees of freedom at `alpha`: sum of e / (e + lambda)."""
         return float((self.values / (self.values + self.absolute(alpha))).sum())

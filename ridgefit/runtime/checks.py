@@ -30,7 +30,8 @@ class Check:
     """One promise, tried.
 
     Attributes:
-        name: "off", "plumb", "every row exact", "identity" or "finite".
+        name: "off", "plumb", "every row exact", "identity", "identity with features" (for maps that read more
+            than the state) or "finite".
         passed: whether it holds.
         difference: largest difference found, nats of log-probability; for "finite", rows that are wrong.
         limit: what is allowed; 0 means equal bit for bit.
@@ -82,7 +83,7 @@ def check_model(
             _off(trial, stock, hooks),
             _plumb(trial, fill, stock),
             _every_row_exact(trial, fill, stock),
-            _identity(trial, fill.split),
+            *_identities(trial, fill),
             _finite(trial, filled),
         ]
 
@@ -131,17 +132,27 @@ def _every_row_exact(trial: _Trial, fill: RidgeFill, stock: Tensor) -> Check:
     return Check("every row exact", difference <= limit, difference, limit, detail)
 
 
-def _identity(trial: _Trial, split: int) -> Check:
-    port = trial.port
-    eye, zero = torch.eye(port.hidden), torch.zeros(port.hidden)
-    maps = MapSet.of(dict.fromkeys(range(split, port.n_layers), LayerMap(eye, zero)))
-    seen = trial.prompt - trial.tail
-    identity = trial.filled(RidgeFill.identity(split))[:, seen:]
-    ridge = trial.filled(RidgeFill.of(maps))[:, seen:]
-    same = torch.equal(identity, ridge)
-    return Check(
-        "identity", same, _difference(identity, ridge), 0.0, "ridge with A = I, b = 0 against identity"
-    )
+def _identities(trial: _Trial, fill: RidgeFill) -> Iterator[Check]:
+    """A = I, b = 0 against the identity fill; once more with the columns of the maps' other features."""
+    port, split = trial.port, fill.split
+    unit = LayerMap(torch.eye(port.hidden), torch.zeros(port.hidden))
+    identity = trial.filled(RidgeFill.identity(split))
+    tried = {"identity": MapSet.of(dict.fromkeys(range(split, port.n_layers), unit))}
+    if fill.maps is not None and fill.maps.features != ("state",):
+        through = fill.maps.bottleneck_weight()
+        padded = torch.eye(port.hidden, fill.maps.in_width)
+        tried["identity with features"] = MapSet.of(
+            dict.fromkeys(range(split, port.n_layers), LayerMap(padded, unit.bias)),
+            features=fill.maps.features,
+            bottleneck=through,
+        )
+    for name, maps in tried.items():
+        ridge = trial.filled(RidgeFill.of(maps))
+        seen = trial.prompt - trial.tail
+        same = torch.equal(identity[:, seen:], ridge[:, seen:])
+        what = "A = I, b = 0" if name == "identity" else "A = [I, 0], b = 0"
+        difference = _difference(identity[:, seen:], ridge[:, seen:])
+        yield Check(name, same, difference, 0.0, f"ridge with {what} against identity")
 
 
 def _finite(trial: _Trial, filled: Tensor) -> Check:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +16,22 @@ from ridgefit.features import FeatureList
 from ridgefit.maps.mapset import MapSet
 from ridgefit.models import Port, port_of
 from ridgefit.models.masks import COLUMNS_ONLY
-from ridgefit.runtime.hooks import Application
-from ridgefit.runtime.inputs import IdentityInputs, LateInputs, MappedInputs, Placement, place
+from ridgefit.runtime.choice import RowChoice
+from ridgefit.runtime.corrections import Corrections
+from ridgefit.runtime.hooks import Application, Refinement
+from ridgefit.runtime.inputs import (
+    IdentityInputs,
+    LateInputs,
+    MappedInputs,
+    Placement,
+    place,
+    place_bottleneck,
+    require_widths,
+)
 from ridgefit.runtime.report import FillReport
+from ridgefit.runtime.selectors import Selector
+from ridgefit.runtime.splice import SPLICES, Splice
+from ridgefit.runtime.vocabulary import Vocabulary
 
 Kind = Literal["ridge", "identity", "none"]
 
@@ -42,6 +55,7 @@ class RidgeFill:
         self.maps = maps
         self._placed: tuple[object, LateInputs] | None = None
         self._told: set[str] = set()
+        self._vocabulary: Vocabulary | None = None
 
     @classmethod
     def load(cls, path: str | Path, split: int | None = None) -> RidgeFill:
@@ -91,6 +105,10 @@ class RidgeFill:
         split: int | None = None,
         plumb: bool = False,
         placement: Placement = "device",
+        rows: Iterable[Selector] | None = None,
+        tokenizer: object = None,
+        corrections: Corrections | None = None,
+        splice: Splice | None = None,
     ) -> Iterator[FillReport]:
         """Fill every prompt that the model reads inside the block, by `model(…)` or `model.generate(…)`.
 
@@ -109,6 +127,12 @@ class RidgeFill:
             split: for a check only; must be the fill's own.
             plumb: put every hook in place but leave every row exact (for checks).
             placement: keep maps on the model's device, or in host memory, copied layer by layer.
+            rows: selectors of further prefix rows that run every layer, each spending its budget on rows that
+                sink rows and the selectors before it have not taken.
+            tokenizer: the model's, for selectors that look at what tokens are.
+            corrections: of filled keys and values, measured on each prompt's own tail.
+            splice: put exact keys, values or both in place of all filled ones, to see which carry the error;
+                runs the exact prefill as well.
 
         Yields:
             Counts, filled in as calls are made.
@@ -119,7 +143,10 @@ class RidgeFill:
         port = port_of(model)
         self._check(port, tail, sink_rows, split)
         inputs = self._inputs(port, placement)
-        application = Application(port, self.split, inputs, tail=tail, sink_rows=sink_rows, plumb=plumb)
+        refinement = self._refinement(port, tail, rows, tokenizer, corrections, splice)
+        application = Application(
+            port, self.split, inputs, tail=tail, sink_rows=sink_rows, plumb=plumb, refinement=refinement
+        )
         try:
             application.attach()
             yield application.report
@@ -145,13 +172,7 @@ class RidgeFill:
         found = self.maps.check(port.identity(tokenizer))
         if self.maps.source == "memory":  # made in this process, for this model
             found = []
-        width = FeatureList(self.maps.features).width(port.hidden)
-        if self.maps.in_width != width:
-            raise BadInput(
-                f"the maps read {self.maps.in_width} columns and their features "
-                f"{list(self.maps.features)} have {width} in this model",
-                "use maps fitted on this model",
-            )
+        require_widths(self.maps, port)
         self._told.update(found)
         return found
 
@@ -177,6 +198,50 @@ class RidgeFill:
                 "load the model with sdpa or eager attention",
             )
 
+    def _refinement(
+        self,
+        port: Port,
+        tail: int,
+        rows: Iterable[Selector] | None,
+        tokenizer: object,
+        corrections: Corrections | None,
+        splice: Splice | None,
+    ) -> Refinement:
+        """What is done beside the plain fill, checked."""
+        corrections = corrections if corrections is not None and corrections.any else None
+        for what, wanted in (("chosen rows", rows), ("corrections", corrections), ("splices", splice)):
+            if wanted is not None and self.kind == "none":
+                raise BadInput(
+                    f"no fill writes nothing that {what} could go with", "fill by ridge or identity"
+                )
+            if wanted is not None and port.attention in COLUMNS_ONLY:
+                raise BadInput(
+                    f"{what} need masks, and {port.attention} has none", "load the model with sdpa or eager"
+                )
+        if splice is not None and corrections is not None:
+            raise BadInput("a splice leaves corrections nothing to correct", "use one of them")
+        if splice is not None and splice not in SPLICES:
+            raise BadInput(f"there is no splice {splice!r}", f"known: {', '.join(SPLICES)}")
+        choice = None
+        if rows is not None:
+            choice = RowChoice.ready(
+                rows,
+                port=port,
+                split=self.split,
+                tail=tail,
+                vocabulary=self._vocabulary_of(tokenizer),
+                maps=self.maps.path if self.maps is not None else None,
+            )
+        return Refinement(choice, corrections, splice)
+
+    def _vocabulary_of(self, tokenizer: object) -> Vocabulary | None:
+        """What the tokens are; kept, so that a second block need not look them up again."""
+        if tokenizer is None:
+            return None
+        if self._vocabulary is None or self._vocabulary.tokenizer is not tokenizer:
+            self._vocabulary = Vocabulary(tokenizer)
+        return self._vocabulary
+
     def _inputs(self, port: Port, placement: Placement) -> LateInputs | None:
         """Late inputs for this model; placed maps are kept, so that a second block costs nothing."""
         if self.kind == "none":
@@ -187,6 +252,10 @@ class RidgeFill:
         key = (devices, port.dtype, placement)
         if self._placed is None or self._placed[0] != key:
             with torch.inference_mode(mode=False):
-                weights = place(self.maps, port, placement)
-            self._placed = (key, MappedInputs(FeatureList(self.maps.features), weights))
+                inputs = MappedInputs(
+                    FeatureList(self.maps.features),
+                    place(self.maps, port, placement),
+                    place_bottleneck(self.maps, port),
+                )
+            self._placed = (key, inputs)
         return self._placed[1]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgefit.features import FeatureList
+from ridgefit.errors import BadInput
+from ridgefit.features import FeatureCarry, FeatureInputs, FeatureList, SplitShape
 from ridgefit.maps.int8 import dequantize
 from ridgefit.maps.mapset import MapSet
 from ridgefit.models import Port
@@ -21,8 +22,17 @@ Weights = tuple[Tensor, Tensor]
 class LateInputs(Protocol):
     """Gives late layers' inputs for filled rows."""
 
-    def read(self, state: Tensor, valid: Tensor) -> Tensor:
-        """What is kept of the split state `[batch, rows, hidden]` for all late layers."""
+    @property
+    def features(self) -> FeatureList:
+        """What is read of a row."""
+
+    def read(self, inputs: FeatureInputs, carry: FeatureCarry | None = None) -> Tensor:
+        """What is kept of some rows `[batch, rows, kept]` for all late layers.
+
+        Args:
+            inputs: what the exact lower layers made of these rows.
+            carry: of a prompt that comes in parts; changed.
+        """
 
     def predict(self, layer: int, kept: Tensor) -> Tensor:
         """Input `[batch, rows, hidden]` of `layer`, from what `read` kept of those rows."""
@@ -31,10 +41,12 @@ class LateInputs(Protocol):
 class IdentityInputs:
     """Every late layer gets the split state (POP's fill)."""
 
-    def read(self, state: Tensor, valid: Tensor) -> Tensor:
+    features = FeatureList(("state",))
+
+    def read(self, inputs: FeatureInputs, carry: FeatureCarry | None = None) -> Tensor:
         """The state."""
-        del valid
-        return state
+        del carry
+        return inputs.state
 
     def predict(self, layer: int, kept: Tensor) -> Tensor:
         """The state."""
@@ -47,21 +59,41 @@ class MappedInputs:
 
     Args:
         features: what the maps read.
-        weights: gives a layer's weight `[hidden, width]` and bias `[hidden]` where the layer is.
+        weights: gives a layer's weight `[hidden, columns]` and bias `[hidden]` where the layer is; a weight
+            reads the first columns of what is kept, the state's alone or all.
+        bottleneck: `[rest, rank]` on the split layer's device, which all features but the state go through.
     """
 
-    def __init__(self, features: FeatureList, weights: Callable[[int], Weights]) -> None:
-        self._features = features
+    def __init__(
+        self, features: FeatureList, weights: Callable[[int], Weights], bottleneck: Tensor | None = None
+    ) -> None:
+        self.features = features
         self._weights = weights
+        self._bottleneck = bottleneck
 
-    def read(self, state: Tensor, valid: Tensor) -> Tensor:
-        """Features of every row, computed once for all layers."""
-        return self._features.compute(state, valid)
+    def read(self, inputs: FeatureInputs, carry: FeatureCarry | None = None) -> Tensor:
+        """Features of every row, computed once for all layers; the state alone is not copied."""
+        state, *rest = self.features.parts(inputs, carry)
+        if not rest:
+            return state
+        if self._bottleneck is not None:
+            rest = [torch.cat(rest, dim=-1) @ self._bottleneck]
+        return torch.cat((state, *rest), dim=-1)
 
     def predict(self, layer: int, kept: Tensor) -> Tensor:
         """One matrix product with the bias in its epilogue."""
         weight, bias = self._weights(layer)
-        return F.linear(kept, weight, bias)
+        if weight.shape[1] == kept.shape[2]:
+            return F.linear(kept, weight, bias)
+        # The product takes rows at a stride, so columns are cut without a copy; F.linear would make one.
+        rows = kept[..., : weight.shape[1]].flatten(0, 1)
+        return torch.addmm(bias, rows, weight.T).view(*kept.shape[:2], -1)
+
+
+def place_bottleneck(maps: MapSet, port: Port) -> Tensor | None:
+    """The bottleneck in the model's dtype beside the split layer, which it is needed at once per prompt."""
+    found = maps.bottleneck_weight()
+    return None if found is None else found.to(port.layer_device(maps.split), port.dtype)
 
 
 def place(maps: MapSet, port: Port, placement: Placement) -> Callable[[int], Weights]:
@@ -105,6 +137,24 @@ def place(maps: MapSet, port: Port, placement: Placement) -> Callable[[int], Wei
     return weights
 
 
-def everything_valid(state: Tensor) -> Tensor:
-    """`[batch, rows]` mask of a prompt without padding."""
-    return torch.ones(state.shape[:2], dtype=torch.bool, device=state.device)
+def require_widths(maps: MapSet, port: Port) -> None:
+    """Refuse maps whose columns are not those that their features have in this model.
+
+    Raises:
+        BadInput: with both widths; or the model lacks a feature at this split.
+    """
+    names = list(maps.features)
+    width = FeatureList(names).width(SplitShape.of(port, maps.split))
+    rest = width - port.hidden
+    if maps.bottleneck is not None and maps.bottleneck.shape[0] != rest:
+        raise BadInput(
+            f"the maps' bottleneck reads {maps.bottleneck.shape[0]} columns and their features "
+            f"{names[1:]} have {rest} in this model",
+            "use maps fitted on this model",
+        )
+    wanted = width if maps.bottleneck is None else port.hidden + maps.bottleneck.rank
+    if maps.in_width != wanted:
+        raise BadInput(
+            f"the maps read {maps.in_width} columns and their features {names} have {wanted} in this model",
+            "use maps fitted on this model",
+        )

@@ -30,7 +30,7 @@ STRICT = Measure("strict", "needles found", "share", "higher", binary=True)
 
 
 def arm(kind: str, label: str | None = None, split: int | None = 6, **more: object) -> SimpleNamespace:
-    settings = {"tail": None, "sink_rows": 0, **more}
+    settings = {"tail": None, "sink_rows": 0, "maps": None, **more}
     return SimpleNamespace(
         kind=kind, label=label or kind, split=None if kind == "exact" else split, **settings
     )

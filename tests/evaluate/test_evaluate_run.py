@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ridgefit.errors import BadInput, CheckFailed, Interrupted
-from ridgefit.evaluate.agreement import steps
+from ridgefit.evaluate.agreement import steps_along
 from ridgefit.evaluate.arms import arm_context, resolve_arms
 from ridgefit.evaluate.journal import RESULTS
 from ridgefit.evaluate.needle import NeedleTask, Prompts
@@ -366,11 +366,12 @@ def test_behind_a_fill_one_call_equals_one_token_at_a_time(tiny: LoadedModel, ar
     def apply() -> Any:
         return arm_context(tiny.model, arm, None, n_layers=LAYERS, tail=20)
 
-    whole = steps(tiny.model, prompt, apply, continuation)
-    torch.testing.assert_close(
-        steps(tiny.model, prompt, apply, continuation, piece=1), whole, atol=2e-3, rtol=1e-4
-    )
-    exact = steps(tiny.model, prompt, nullcontext, continuation)
+    def logits(arm: Any, **more: Any) -> torch.Tensor:
+        return steps_along(tiny.model, [prompt], arm, continuation[None], **more)
+
+    whole = logits(apply)
+    torch.testing.assert_close(logits(apply, piece=1), whole, atol=2e-3, rtol=1e-4)
+    exact = logits(nullcontext)
     assert (whole - exact).abs().max() > 0.1
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.special import rel_entr
 
-from ridgefit.evaluate.agreement import exact_steps, kl, steps
-from ridgefit.evaluate.scoring import forced, generate, greedy, losses, prefill
+from ridgefit.evaluate.agreement import exact_steps, kl, steps_along
+from ridgefit.evaluate.scoring import answers, end_tokens, forced, greedy, losses, prefill
 from ridgefit.models import LoadedModel
 
 
@@ -24,56 +26,104 @@ def whole_logits(loaded: LoadedModel, ids: torch.Tensor) -> np.ndarray:
         return loaded.model(input_ids=ids[None], use_cache=False).logits[0].double().numpy()
 
 
+def whole_losses(loaded: LoadedModel, prompt: torch.Tensor, scored: torch.Tensor) -> np.ndarray:
+    """From one forward over prompt and scored tokens."""
+    logits = whole_logits(loaded, torch.cat([prompt, scored]))[prompt.numel() - 1 : -1]
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(scored.numel()), scored.numpy()]
+
+
+def plain_generate(model: Any, prompt: torch.Tensor, count: int, **more: Any) -> list[int]:
+    """transformers' own greedy answer to one prompt."""
+    ids = prompt[None]
+    answer = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **more
+    )
+    return answer[0, ids.shape[1] :].tolist()
+
+
 @pytest.mark.parametrize("target", [1, 2, 30])
 def test_losses_equal_one_forward_over_all(tiny: LoadedModel, text: torch.Tensor, target: int) -> None:
     prompt, scored = text[:60], text[60 : 60 + target]
-    logits = whole_logits(tiny, text[: 60 + target])[59:-1]
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    expected = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(target), scored.numpy()]
-    np.testing.assert_allclose(losses(tiny.model, prompt, scored).numpy(), expected, atol=2e-5)
+    (found,) = losses(tiny.model, [prompt], [scored])
+    np.testing.assert_allclose(found.numpy(), whole_losses(tiny, prompt, scored), atol=2e-5)
 
 
-def test_pieces_do_not_change_the_logits(
-    tiny: LoadedModel, text: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_of_a_padded_batch_equal_one_forward_over_each(tiny: LoadedModel, text: torch.Tensor) -> None:
+    """Prompts and targets of different lengths, the longest prompt not having the longest target."""
+    cuts = [(0, 40, 60), (10, 60, 90), (30, 47, 48), (5, 80, 83)]
+    prompts, targets = [text[a:b] for a, b, _ in cuts], [text[b:c] for _, b, c in cuts]
+    found = losses(tiny.model, prompts, targets)
+    for own, prompt, target in zip(found, prompts, targets, strict=True):
+        np.testing.assert_allclose(own.numpy(), whole_losses(tiny, prompt, target), atol=2e-5)
+
+
+def test_pieces_do_not_change_the_logits(tiny: LoadedModel, text: torch.Tensor) -> None:
     prompt, scored = text[:50], text[50:]
-    whole = torch.cat(list(forced(tiny.model, prefill(tiny.model, prompt), scored)))
-    assert whole.shape == (40, 256)
+    whole = torch.cat(list(forced(prefill(tiny.model, [prompt]), scored[None])), dim=1)
+    assert whole.shape == (1, 40, 256)
     for piece in (1, 7, 39):
-        blocks = list(forced(tiny.model, prefill(tiny.model, prompt), scored, piece=piece))
-        assert max(len(block) for block in blocks) == piece
-        torch.testing.assert_close(torch.cat(blocks), whole, atol=1e-4, rtol=0)
+        blocks = list(forced(prefill(tiny.model, [prompt]), scored[None], piece=piece))
+        assert max(block.shape[1] for block in blocks) == piece
+        torch.testing.assert_close(torch.cat(blocks, dim=1), whole, atol=1e-4, rtol=0)
 
 
 def test_greedy_equals_generate(tiny: LoadedModel, text: torch.Tensor) -> None:
     prompt = text[:40]
-    own = greedy(tiny.model, prefill(tiny.model, prompt), 12)
-    assert own.tolist() == generate(tiny.model, prompt, 12).tolist()
+    own = greedy(prefill(tiny.model, [prompt]), 12)[0]
+    assert own.tolist() == plain_generate(tiny.model, prompt, 12)
     ids = prompt
     for token in own:  # and both equal the most likely token of a forward over the whole text, step by step
         assert int(token) == int(whole_logits(tiny, ids)[-1].argmax())
         ids = torch.cat([ids, token[None]])
 
 
-def test_generate_ignores_the_checkpoints_sampling(tiny: LoadedModel, text: torch.Tensor) -> None:
-    settings = tiny.model.generation_config
-    before = settings.to_dict()
-    head = tiny.model.lm_head.weight
-    try:
-        head.mul_(0.02)  # nearly even odds: a sampled or penalised answer is another one
-        plain = greedy(tiny.model, prefill(tiny.model, text[:40]), 30).tolist()
-        for change in ({"do_sample": True}, {"repetition_penalty": 3.0}, {"no_repeat_ngram_size": 1}):
-            settings.update(**change)
-            assert generate(tiny.model, text[:40], 30).tolist() == plain
-            settings.update(**before)
-    finally:
-        head.div_(0.02)
-        settings.update(**before)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
+def test_answers_of_a_padded_batch_equal_generate(tiny_model: Callable[..., Any], name: str) -> None:
+    """End tokens chosen so that some answers stop early; each stops by itself."""
+    model = tiny_model(name)
+    text = torch.randint(3, 318, (60,), generator=torch.Generator().manual_seed(4))
+    prompts = [text[:50], text[7:31], text[20:60], text[:13]]
+    free = [plain_generate(model, prompt, 15, eos_token_id=None) for prompt in prompts]
+    ends = frozenset({free[0][4], free[2][9]})
+    expected = [
+        plain_generate(model, prompt, 15, eos_token_id=list(ends), pad_token_id=0) for prompt in prompts
+    ]
+    assert len({len(answer) for answer in expected}) > 1
+    assert answers(prefill(model, prompts), 15, ends) == expected
+
+    def enough(row: int, ids: list[int]) -> bool:
+        return len(ids) == row + 1
+
+    assert answers(prefill(model, prompts), 15, frozenset(), enough) == [
+        answer[: row + 1] for row, answer in enumerate(free)
+    ]
+
+
+@pytest.mark.parametrize(("setting", "expected"), [(None, set()), (7, {7}), ([7, 9], {7, 9})])
+def test_end_tokens_are_the_models(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, setting: Any, expected: set[int]
+) -> None:
+    monkeypatch.setattr(tiny.model.generation_config, "eos_token_id", setting)
+    assert end_tokens(tiny.model) == expected
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_fork_goes_its_own_way(tiny_model: Callable[..., Any], name: str) -> None:
+    """gemma3: windowed layers forget, so a fork cannot be had by taking tokens back."""
+    model = tiny_model(name)
+    text = torch.randint(3, 318, (60,), generator=torch.Generator().manual_seed(4))
+    prompts = [text[:40], text[10:35]]
+    state = prefill(model, prompts)
+    first = state.fork().feed(text[None, :9].expand(2, 9))
+    again = state.fork().feed(text[None, :9].expand(2, 9))
+    assert torch.equal(first, again)
+    assert torch.equal(greedy(state, 6), greedy(prefill(model, prompts), 6))
 
 
 def test_one_call_equals_one_token_at_a_time(tiny: LoadedModel, text: torch.Tensor) -> None:
-    exact = exact_steps(tiny.model, text[:40], nullcontext, 20)
-    slow = steps(tiny.model, text[:40], nullcontext, exact.continuation, piece=1)
+    (exact,) = exact_steps(tiny.model, [text[:40]], nullcontext, 20)
+    (slow,) = steps_along(tiny.model, [text[:40]], nullcontext, exact.continuation[None], piece=1)
     torch.testing.assert_close(slow, exact.logits, atol=1e-4, rtol=0)
     assert (slow.argmax(dim=1) == exact.logits.argmax(dim=1)).all()
     assert exact.logits.argmax(dim=1).tolist() == exact.continuation.tolist()

@@ -1,4 +1,4 @@
-"""The seam for what a map reads."""
+"""Names of what a map reads: one registry, parsed once, refused by name."""
 
 from __future__ import annotations
 
@@ -6,50 +6,53 @@ import pytest
 import torch
 
 from ridgefit.errors import BadInput
-from ridgefit.features import FEATURES, FeatureList
+from ridgefit.features import FEATURES, FeatureInputs, FeatureList, SplitShape
+from ridgefit.maps import READABLE_FEATURES, feature_versions, parse_feature
+
+SHAPE = SplitShape(split=3, hidden=4, mlp=6)
 
 
 def test_state_is_the_state_itself() -> None:
     state = torch.randn(2, 3, 4)
     features = FeatureList(["state"])
-    assert features.compute(state, torch.ones(2, 3, dtype=torch.bool)) is state
-    assert (features.names, features.width(4), features.macs(4)) == (("state",), 4, 0)
+    assert features.compute(FeatureInputs(state)) is state
+    assert (features.names, features.width(SHAPE), features.macs(SHAPE)) == (("state",), 4, 0)
     assert features.versions == {"state": 1}
 
 
-def test_features_stand_side_by_side_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Twice:
-        name, version = "twice", 3
-
-        def width(self, hidden: int) -> int:
-            return 2 * hidden
-
-        def macs(self, hidden: int) -> int:
-            return hidden
-
-        def compute(self, state: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-            return torch.cat([state, state * valid[..., None]], dim=-1)
-
-    monkeypatch.setitem(FEATURES, "twice", Twice())
-    features = FeatureList(["twice", "state"])
-    state, valid = torch.randn(1, 2, 3), torch.tensor([[False, True]])
-    found = features.compute(state, valid)
-    assert found.shape == (1, 2, features.width(3))
-    assert torch.equal(found[..., :3], found[..., 6:])
-    assert found[0, 0, 3:6].eq(0).all()
-    assert (features.macs(3), features.versions) == (3, {"twice": 3, "state": 1})
-    assert features == FeatureList(["twice", "state"]) != FeatureList(["state", "twice"])
-    assert len({features, FeatureList(["twice", "state"])}) == 1
+def test_order_is_the_users_own() -> None:
+    one, other = FeatureList(["state", "previous-2", "mlp"]), FeatureList(["state", "mlp", "previous-2"])
+    assert one != other
+    assert one == FeatureList(["state", "previous-2", "mlp"])
+    assert len({one, other, FeatureList(other.names)}) == 2
+    assert list(one.versions) == ["state", "previous-2", "mlp"]
 
 
 @pytest.mark.parametrize(
     ("names", "match"),
-    [([], "at least one"), (["state", "state"], "once"), (["sate"], "did you mean 'state'")],
+    [
+        ([], "begin with state"),
+        (["state", "state"], "each once"),
+        (["mlp", "state"], "begin with state"),
+        (["sate"], "did you mean 'state'"),
+        (["state", "previous"], "did you mean 'previous-1'"),
+        (["state", "previous-0"], "no feature 'previous-0'"),
+        (["state", "previous-01"], "no feature 'previous-01'"),
+        (["state", "mlp-2"], "no feature 'mlp-2'"),
+        (["state", "previous-100000"], "no feature"),
+        (["state", "averag-8"], "did you mean 'average-8'"),
+    ],
 )
 def test_bad_names_are_refused(names: list[str], match: str) -> None:
     with pytest.raises(BadInput, match=match):
         FeatureList(names)
 
 
-def test_registry_names_are_the_features_own() -> None:
-    assert all(name == feature.name for name, feature in FEATURES.items())
+def test_files_and_code_know_the_same_features_in_the_same_version() -> None:
+    assert set(FEATURES) == set(READABLE_FEATURES)
+    for base, kind in FEATURES.items():
+        known = READABLE_FEATURES[base]
+        name = parse_feature(known.example)
+        assert (kind.base, kind.version, name.base) == (base, known.version, base)
+        assert kind(name.number).name == known.example
+        assert feature_versions([known.example]) == {known.example: kind.version}

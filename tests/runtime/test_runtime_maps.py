@@ -12,7 +12,7 @@ from runtime_reference import random_maps
 from tiny_models import LAYERS, build_tiny, tokens
 
 import ridgefit
-from ridgefit.features import FEATURES, FeatureList
+from ridgefit.features import FeatureList
 from ridgefit.maps import (
     LayerMap,
     MapSet,
@@ -97,32 +97,3 @@ def test_maps_are_read_once(tiny_model: Callable[..., Any]) -> None:
     for _ in range(3):
         logits(tiny_model("llama"), fill)
     assert reads == list(range(SPLIT, LAYERS))
-
-
-def test_features_reach_the_maps(monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Any]) -> None:
-    """A second feature, the previous row, computed over the whole prefix before rows are cut for windows."""
-
-    class Previous:
-        name, version = "previous", 1
-
-        def width(self, hidden: int) -> int:
-            return hidden
-
-        def macs(self, hidden: int) -> int:
-            return 0
-
-        def compute(self, state: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-            assert valid.shape == state.shape[:2]
-            return torch.nn.functional.pad(state, (0, 0, 1, 0))[:, :-1]
-
-    monkeypatch.setitem(FEATURES, "previous", Previous())
-    unit, none = torch.eye(32), torch.zeros(32, 32)
-    plain = MapSet.of(dict.fromkeys(range(SPLIT, LAYERS), LayerMap(unit, torch.zeros(32))))
-    for name in ("llama", "gemma3"):
-        model = tiny_model(name)
-        for weight, differs in ((torch.cat([unit, none], 1), False), (torch.cat([none, unit], 1), True)):
-            pair = dict.fromkeys(range(SPLIT, LAYERS), LayerMap(weight, torch.zeros(32)))
-            both = RidgeFill.of(MapSet.of(pair, features=("state", "previous")))
-            for sinks in (0, 2):
-                one = logits(model, RidgeFill.of(plain), sink_rows=sinks)
-                assert torch.allclose(logits(model, both, sink_rows=sinks), one, atol=1e-4) != differs

@@ -6,30 +6,25 @@ One model per concern. The command line is generated from these classes (field n
 
 from __future__ import annotations
 
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 
+from ridgefit.recipe.base import Settings as Settings
+from ridgefit.recipe.solving import CandidateSettings as CandidateSettings
+from ridgefit.recipe.solving import SolveSettings as SolveSettings
+
 DType = Literal["bfloat16", "float16", "float32"]
 Device = Annotated[
     str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", examples=["auto", "cpu", "mps", "cuda", "cuda:1"])
 ]
 ArmKind = Literal["exact", "none", "identity", "ridge", "pop"]
-
-
-class Settings(BaseModel):
-    """Base of every settings class: immutable, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 class ModelSettings(Settings):
@@ -86,28 +81,6 @@ class CaptureSettings(Settings):
     resume: bool = Field(False, description="go on from the last checkpoint in --out")
 
 
-class SolveSettings(Settings):
-    """From moments to maps."""
-
-    penalty: Literal["mean-diag", "channel"] = Field(
-        "mean-diag", description="alpha x trace(Sxx)/d (the paper), or on channels scaled to unit variance"
-    )
-    alphas: tuple[float, ...] = Field(
-        (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), min_length=1, description="penalty grid"
-    )
-    per_layer: bool = Field(False, description="one alpha per layer instead of one per split")
-    drop_lead: bool = Field(False, description="leave the first positions of each window out of the fit")
-    score_rows: int = Field(
-        4096, ge=64, description="held-out rows, evenly spaced, on which penalties are scored"
-    )
-
-    @model_validator(mode="after")
-    def _grid(self) -> SolveSettings:
-        if not all(0 <= a < inf for a in self.alphas) or len(set(self.alphas)) != len(self.alphas):
-            raise ValueError("alphas must be distinct, finite and not negative")
-        return self
-
-
 class ArmSettings(Settings):
     """One way of handling the prompt's prefix in the late layers (paper table 3)."""
 
@@ -115,6 +88,12 @@ class ArmSettings(Settings):
     split: int | None = Field(None, ge=1, description="ridge: the maps'; pop: two thirds of the depth")
     tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer; pop: 1")
     sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
+    maps: str | None = Field(
+        None,
+        min_length=1,
+        description="ridge: maps of its own; a plain name is a candidate that solve kept beside --maps, "
+        "anything with a / a file or folder",
+    )
     name: str | None = Field(None, description="label in tables; made from the rest if absent")
 
     @property
@@ -125,6 +104,8 @@ class ArmSettings(Settings):
         parts: list[str] = [self.kind]
         if self.split is not None and self.kind != "exact":
             parts.append(f"s{self.split}")
+        if self.maps is not None:
+            parts.append(self.maps)
         if self.sink_rows:
             parts.append(f"+{self.sink_rows} sink rows")
         return " ".join(parts)
@@ -160,8 +141,28 @@ class NeedleSettings(Settings):
     samples: int = Field(12, ge=1, description="prompts")
     needles: int = Field(1, ge=1, le=16, description="numbers hidden; one is asked for")
     haystack: str = Field("noise", description="'noise', or a text or JSONL file")
-    new_tokens: int = Field(16, ge=1, description="answer budget")
+    new_tokens: int = Field(
+        128, ge=1, description="answer budget (RULER's is 128); an answer also ends once it is right"
+    )
     chat: bool | None = Field(None, description="use the chat template; default: if the tokenizer has one")
+
+
+class NeedleTwoTurnSettings(Settings):
+    """A second question to a cache that was filled once, for the first (paper appendix D)."""
+
+    task: Literal["needle-two-turn"] = Field("needle-two-turn", description="a second question of one cache")
+    prompt: int = Field(2048, ge=64, description="prompt tokens, the first question among them")
+    tail: int = Field(512, ge=1, description="last prompt rows that run every layer")
+    samples: int = Field(12, ge=1, description="prompts")
+    needles: int = Field(2, ge=2, le=16, description="numbers hidden; two are asked for, one after the other")
+    haystack: str = Field("noise", description="'noise', or a text or JSONL file")
+    new_tokens: int = Field(128, ge=1, description="answer budget")
+    chat: bool | None = Field(None, description="use the chat template; default: if the tokenizer has one")
+
+    @property
+    def scored(self) -> int:
+        """Room to leave behind the prompt: the first answer, the second question and its answer."""
+        return 128 + self.new_tokens
 
 
 class AgreementSettings(Settings):
@@ -176,14 +177,48 @@ class AgreementSettings(Settings):
     text_field: str = Field("text", description="column that holds a document's text")
 
 
-Task = Annotated[NllSettings | NeedleSettings | AgreementSettings, Field(discriminator="task")]
+class CopyingSettings(Settings):
+    """Copying of random strings that lie in the filled region, token by token."""
+
+    task: Literal["copying"] = Field("copying", description="copying of random strings")
+    prompt: int = Field(1024, ge=64, description="prompt tokens")
+    tail: int = Field(256, ge=1, description="last prompt rows that run every layer")
+    samples: int = Field(16, ge=1, description="prompts")
+    strings: Literal["mixed", "words", "numbers", "tokens"] = Field(
+        "mixed",
+        description="random letters and digits, numbers in sentences, tokens of the vocabulary; mixed takes "
+        "words and numbers in turn",
+    )
+    length: int = Field(32, ge=4, description="tokens of a string of words or tokens")
+    asked: int = Field(4, ge=1, le=16, description="strings that come again after the prompt")
+    cue: int = Field(8, ge=1, description="first tokens of a repeated string, which are not scored")
+
+    @model_validator(mode="after")
+    def _something_is_scored(self) -> CopyingSettings:
+        if self.cue >= self.length:
+            raise ValueError("a string must be longer than its cue")
+        return self
+
+    @property
+    def scored(self) -> int:
+        """Room to leave behind the prompt; a number with its question takes less than 64 tokens."""
+        return self.asked * max(self.length, 64)
+
+
+Task = Annotated[
+    NllSettings | NeedleSettings | NeedleTwoTurnSettings | AgreementSettings | CopyingSettings,
+    Field(discriminator="task"),
+]
 
 
 class EvalSettings(Settings):
     """Arms x tasks, every arm paired with exact in the same process."""
 
     arms: tuple[ArmSettings, ...] = Field(min_length=1, description="arms, each paired with exact")
-    tasks: tuple[Task, ...] = Field(min_length=1, description="nll, needle, agreement, with their settings")
+    tasks: tuple[Task, ...] = Field(
+        min_length=1, description="nll, needle, needle-two-turn, agreement, copying, with their settings"
+    )
+    batch: int = Field(1, ge=1, description="samples scored at once; more suit a GPU")
     fraction: float = Field(1.0, gt=0, le=1, description="share of each task's samples, for small machines")
     resamples: int = Field(5000, ge=100, description="bootstrap resamples behind each interval")
     seed: int = Field(0, ge=0, description="seed of prompts and resamples")
