@@ -17,6 +17,8 @@ from pydantic import (
 )
 
 from ridgefit.recipe.base import Settings as Settings
+from ridgefit.recipe.recall import CalibrateRecallSettings as CalibrateRecallSettings
+from ridgefit.recipe.recall import RecallEvalSettings as RecallEvalSettings
 from ridgefit.recipe.solving import CandidateSettings as CandidateSettings
 from ridgefit.recipe.solving import SolveSettings as SolveSettings
 
