@@ -206,7 +206,12 @@ def _decoder(model: nn.Module) -> Any:
         if family in LATENT_FAMILIES and isinstance(getattr(module, "layers", None), nn.ModuleList):
             return module
     family = getattr(getattr(model, "config", None), "model_type", "") or type(model).__name__
-    raise BadInput(
+    raise unknown_family(family)
+
+
+def unknown_family(family: str) -> BadInput:
+    """The refusal of a model whose family keeps no latent cache."""
+    return BadInput(
         f"a {family!r} model keeps no latent cache that ridgefit knows (known: {', '.join(LATENT_FAMILIES)})",
         "recall policies are for those families",
     )

@@ -68,6 +68,12 @@ class PolicyReader:
             )
             layer.states[sequence] = replace(tier, observed=observed)
 
+    def parted(self, layer: LatentLayer, index: int) -> Tier:
+        """The first sequence's rows in layer `index`, parted as its next step would find them."""
+        tier = layer.states[0] or Tier()
+        total = layer.get_seq_length() - layer.starts[0]
+        return self._partitions[index].closed_up_to(tier, layer, 0, total)
+
     def attend(self, layer: LatentLayer, attention: LatentAttention, queries: Tensor) -> Tensor:
         """Attention of new rows over what the policy lets them read."""
         total, count = layer.get_seq_length(), queries.shape[2]
