@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ridgefit.errors import BadInput
-from ridgefit.features import FeatureList
+from ridgefit.features import FeatureList, SplitShape
+from ridgefit.models import Port
 from ridgefit.recipe import CandidateSettings, SolveSettings
 
 PLAIN_MAPS = CandidateSettings(features=("state",))
@@ -61,3 +62,63 @@ def default_candidates(captured: Sequence[str], hidden: int, late: int) -> Itera
         for rank in ranks:
             yield CandidateSettings(features=features, rank=rank)
         yield CandidateSettings(features=features, rank=ranks[0], layers=f"first:{max(1, late // _FIRST)}")
+
+
+def require_solvable(
+    candidates: Sequence[CandidateSettings], captured: Sequence[str], port: Port, splits: Sequence[int]
+) -> None:
+    """Refuse candidates that no capture of these features can give, before anything is read.
+
+    Raises:
+        BadInput: one reads what was not captured, or has a rank or layers that do not exist at some split.
+    """
+    for candidate in candidates:
+        missing = [name for name in candidate.features if name not in captured]
+        if missing:
+            raise BadInput(
+                f"the capture holds no feature {missing[0]!r}, only {', '.join(captured)}",
+                f"capture again with --features {','.join([*captured, *missing])}",
+            )
+        for split in splits:
+            wide_layers(candidate, split, port.n_layers - split)
+            rest = FeatureList(candidate.features).width(SplitShape.of(port, split)) - port.hidden
+            if candidate.rank is not None and candidate.rank > rest:
+                raise BadInput(
+                    f"a bottleneck of rank {candidate.rank} is wider than the {rest} inputs that "
+                    f"{', '.join(candidate.features[1:])} have",
+                    f"use a rank of at most {rest}, or none",
+                )
+
+
+def wide_layers(candidate: CandidateSettings, split: int, late: int) -> list[int]:
+    """Late layers, as indices from the split, that read more than the state; all where nothing is more.
+
+    Args:
+        candidate: what is read, and where.
+        split: first late layer.
+        late: how many late layers there are.
+
+    Raises:
+        BadInput: there are none of those it names.
+    """
+    if candidate.plain and (candidate.rank is not None or candidate.layers != "all"):
+        raise BadInput(
+            "maps of the state alone have no bottleneck and read the same in every layer",
+            "name further features, or leave --rank and --layers out",
+        )
+    kind, _, number = candidate.layers.partition(":")
+    if kind == "all":
+        return list(range(late))
+    if kind == "first":
+        # The split layer's own input is the state, so its map has nothing to gain.
+        found = list(range(late))[1 : 1 + int(number)]
+    else:
+        first, last = (int(part) - split for part in candidate.layers.split("-"))
+        found = [at for at in range(late) if first <= at <= last]
+    if not found:
+        raise BadInput(
+            f"layers {candidate.layers} of candidate {candidate.label!r} are none of the late layers "
+            f"{split} to {split + late - 1}",
+            "name late layers, or first:N",
+        )
+    return found

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from ridgefit.capture import CandidateScores, Cosines, HeldRows
 from ridgefit.cost import map_macs
-from ridgefit.errors import BadInput
 from ridgefit.features import FeatureList, SplitShape
 from ridgefit.maps import Bottleneck, Defaults, LayerMap, MapSet
 from ridgefit.models import Port
-from ridgefit.pipeline.candidate_list import PLAIN_MAPS
+from ridgefit.pipeline.candidate_list import PLAIN_MAPS, require_solvable, wide_layers
 from ridgefit.recipe import CandidateSettings, SolveSettings
 from ridgefit.ridge import (
     Choice,
@@ -111,7 +110,8 @@ class SplitSolver:
         Raises:
             BadInput: it reads what was not captured, or has a rank or layers that do not exist.
         """
-        wide = self.wide(candidate)
+        require_solvable([candidate], tuple(self._columns), self._port, [self.split])
+        wide = wide_layers(candidate, self.split, self._late)
         block = self._block(candidate.features)
         energy, fit, scores, scored = None, block.report, block.scores, list(range(self._late))
         if candidate.rank is not None:
@@ -182,41 +182,13 @@ class SplitSolver:
             state_only=narrow,
         )
 
-    def wide(self, candidate: CandidateSettings) -> list[int]:
-        """Late layers, as indices from the split, that read more than the state; all where nothing is more.
-
-        Raises:
-            BadInput: there are none of those it names.
-        """
-        if candidate.plain and (candidate.rank is not None or candidate.layers != "all"):
-            raise BadInput(
-                "maps of the state alone have no bottleneck and read the same in every layer",
-                "name further features, or leave --rank and --layers out",
-            )
-        kind, _, number = candidate.layers.partition(":")
-        late = range(self._late)
-        if kind == "first" and self._late > 1:
-            # The split layer's own input is the state, so its map has nothing to gain.
-            return list(late[1 : 1 + int(number)])
-        if kind == "all":
-            return list(late)
-        first, last = (int(part) - self.split for part in candidate.layers.split("-"))
-        found = [at for at in late if first <= at <= last]
-        if not found:
-            raise BadInput(
-                f"layers {candidate.layers} of candidate {candidate.label!r} are none of the late layers "
-                f"{self.split} to {self._port.n_layers - 1}",
-                "name late layers, or first:N",
-            )
-        return found
-
     def macs(self, candidate: CandidateSettings) -> int:
         """Multiply-accumulates of a candidate's maps per filled row, where every layer is filled."""
         hidden = self._port.hidden
         features = FeatureList(candidate.features)
         width = features.width(self._shape)
         rank = candidate.rank
-        wide = self.wide(candidate)
+        wide = wide_layers(candidate, self.split, self._late)
         kept = width if rank is None else hidden + rank
         return map_macs(
             hidden,
@@ -249,7 +221,7 @@ class SplitSolver:
         """Directions of a candidate's features; those of another rank are the same."""
         key = candidate.model_copy(update={"rank": None, "name": None})
         if self._directions is None or self._directions[0] != key:
-            block, wide = self._block(candidate.features), self.wide(candidate)
+            block, wide = self._block(candidate.features), wide_layers(candidate, self.split, self._late)
             found = block.scores.candidates
             alpha = choose(
                 {alpha: [scores.keys[at] for at in wide] for alpha, scores in found.items()},
@@ -273,12 +245,6 @@ class SplitSolver:
         return (written.keys if candidate.metric == "keys" else written.values).cpu()
 
     def _columns_of(self, features: Sequence[str]) -> list[int]:
-        missing = [name for name in features if name not in self._columns]
-        if missing:
-            raise BadInput(
-                f"the capture holds no feature {missing[0]!r}, only {', '.join(self._columns)}",
-                f"capture again with --features {','.join([*self._columns, *missing])}",
-            )
         return [column for name in features for column in self._columns[name]]
 
     def _reader(self, features: Sequence[str], basis: Tensor | None = None) -> Callable[[Tensor], Tensor]:

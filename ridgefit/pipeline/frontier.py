@@ -7,8 +7,9 @@ The rule behind `--features auto`, in words (`RULE`), is applied to each split b
 2. Where the plain maps copy all but 3 points of what the exact model copies there is nothing to win: plain.
 3. A candidate is eligible if it copies more than plain, the 95 % interval of the paired difference excluding
    zero, and its loss on held-out text is not above plain's, the interval of that difference excluding zero.
-4. No eligible candidate: plain. Otherwise, of those within 5 points of the eligible candidate that copies
-   most, the one with the fewest multiply-accumulates; equal ones by the cosine of keys.
+4. Controls are never eligible. No eligible candidate: plain. Otherwise, of those within 5 points of the
+   eligible candidate that copies most, the one with the fewest multiply-accumulates; equal ones by the cosine
+   of keys.
 
 Loss alone never chooses: measured on SmolLM2, it ranks maps that copy nothing above maps that copy all.
 """
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from ridgefit.evaluate.intervals import bca
+from ridgefit.features import FeatureList
 from ridgefit.pipeline.candidates import Solved
 from ridgefit.pipeline.probe import COPIED, LOSS, RECALLED, Probe, Probed
 from ridgefit.recipe import SolveSettings
@@ -144,7 +146,8 @@ def frontier(
     scores = [_score(split, solved, probed, plain, base, probe) for solved, probed in found]
     scores = [score.model_copy(update={"frontier": _undominated(score, scores)}) for score in scores]
     prompts = len(probe.exact.scores[COPIED])
-    chosen, reason = (wanted, "asked for") if wanted is not None else decide(scores, prompts)
+    usable = [score for score in scores if not FeatureList(score.features).controls]
+    chosen, reason = (wanted, "asked for") if wanted is not None else decide(usable, prompts)
     return Frontier(
         candidates=tuple(scores),
         chosen=chosen,

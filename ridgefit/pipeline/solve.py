@@ -14,7 +14,7 @@ from ridgefit.features import FeatureList, SplitShape
 from ridgefit.files import new_folder, require_space, require_unused
 from ridgefit.maps import Defaults, Fingerprint, MapSet, MapsWriter, SplitMaps
 from ridgefit.models import LoadedModel, load_model
-from ridgefit.pipeline.candidate_list import candidates_of
+from ridgefit.pipeline.candidate_list import candidates_of, require_solvable
 from ridgefit.pipeline.candidates import Solved, SplitSolver
 from ridgefit.pipeline.frontier import Frontier, frontier
 from ridgefit.pipeline.probe import Probe, Probed
@@ -72,6 +72,9 @@ def solve_with(
     port, features = loaded.port, FeatureList(captured.features)
     late = port.n_layers - max(captured.splits)
     compared = candidates_of(settings, captured.features, port.hidden, late) if settings.compares else []
+    require_solvable(
+        compared or [settings.wanted(captured.features)], captured.features, port, captured.splits
+    )
     _require_room(out, loaded, captured, settings, len(compared))
     held = HeldRows.read(
         loaded,

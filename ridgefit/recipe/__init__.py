@@ -243,6 +243,20 @@ class RunRecipe(Settings):
     evaluate: EvalSettings
 
     @model_validator(mode="after")
+    def _features_are_captured(self) -> RunRecipe:
+        named = () if self.solve.auto else self.solve.features or ()
+        for name in (*named, *(name for c in self.solve.candidates for name in c.features)):
+            if name not in self.capture.features:
+                raise ValueError(f"solve reads the feature {name!r}, which capture.features leaves out")
+        if self.solve.auto and self.capture.features == ("state",):
+            raise ValueError("solve.features is auto, and capture.features holds the state alone")
+        kept = self.solve.compares and self.solve.keep_candidates
+        for arm in self.evaluate.arms:
+            if arm.maps is not None and "/" not in arm.maps and not kept:
+                raise ValueError(f"arm '{arm.label}' needs solve.candidates and solve.keep_candidates")
+        return self
+
+    @model_validator(mode="after")
     def _arms_have_maps(self) -> RunRecipe:
         for arm in self.evaluate.arms:
             several = arm.split is None and len(self.capture.split) > 1

@@ -211,7 +211,7 @@ def test_energy_grows_with_rank_and_the_directions_are_nested(solver: SplitSolve
     [
         ("previous-2", "--features state,previous-1,mlp,previous-2"),
         ("previous-1/layers=7-9", "none of the late layers 2 to 5"),
-        ("previous-1/rank=33", "rank 33 is not between 1 and the 32"),
+        ("previous-1/rank=33", "rank 33 is wider than the 32 inputs that previous-1"),
         ("plain/rank=3", "have no bottleneck"),
     ],
 )
