@@ -46,21 +46,6 @@ class CalibrateRecallSettings(Settings):
     control: bool = Field(False, description="a control arm: accept a rotated branch")
     seed: int = Field(0, ge=0, description="seed of the random selector")
 
-    @model_validator(mode="after")
-    def _something_to_rank_by(self) -> CalibrateRecallSettings:
-        if self.block <= 2 * self.kappa - 1:
-            raise ValueError(
-                f"a block of {self.block} rows lies in the span of {self.kappa} low-pass bins; "
-                f"use a --block of at least {2 * self.kappa}"
-            )
-        shortest = 2 * self.kappa if self.window == "prefix" else self.block
-        if self.tokens - self.recent < shortest:
-            raise ValueError(
-                f"{self.tokens} tokens close no row: use --tokens of at least {shortest + self.recent}, "
-                "a smaller --block, or --window prefix"
-            )
-        return self
-
 
 class RecallEvalSettings(Settings):
     """`ridgefit eval --policy`: recall policies and their baselines against the dense model."""
