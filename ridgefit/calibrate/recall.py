@@ -93,6 +93,10 @@ def calibrate_recall(
 
 def _require_rows_to_close(settings: CalibrateRecallSettings) -> None:
     """Refuse windows that leave nothing to rank by, and documents in which none closes."""
+    if settings.ratio < 1:
+        raise BadInput(
+            f"a ratio of {settings.ratio:g} keeps more rows than there are", "use --ratio 1 or more"
+        )
     shortest = 2 * settings.kappa
     if settings.block < shortest:
         raise BadInput(

@@ -23,7 +23,7 @@ class CalibrateRecallSettings(Settings):
     contexts: int = Field(32, ge=2, description="documents used, the first that are long enough")
     held_out: float = Field(0.4, gt=0, lt=1, description="share of the documents that only judge")
     selector: str = Field("branch", description="what ranks rows; branch is VestigeKV's")
-    ratio: float = Field(32.0, ge=1, description="closed rows per kept row")
+    ratio: float = Field(32.0, gt=0, description="closed rows per kept row, at least 1")
     rows: int | None = Field(None, ge=1, description="a fixed number of kept rows instead")
     kappa: int = Field(16, ge=1, description="rFFT bins that count as low-pass, the mean included")
     window: Literal["block", "prefix"] = Field(
