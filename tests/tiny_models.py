@@ -122,3 +122,33 @@ def tokens(rows: int, *, batch: int = 1, seed: int = 0) -> torch.Tensor:
     """Random ids `[batch, rows]`, special ids left out."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCAB - 2, (batch, rows), generator=generator)
+
+
+def build_hybrid(*, seed: int = 0, layers: int = 4, attention: str = "sdpa") -> Any:
+    """A tiny Qwen3.5 (recurrent and full-attention layers in turn), like `build_tiny` but without a port."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    config = Qwen3_5TextConfig(
+        **{**_COMMON, "num_hidden_layers": layers, "head_dim": 16},
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 1, 1],
+        },
+        layer_types=(["linear_attention", "full_attention"] * layers)[:layers],
+        tie_word_embeddings=False,
+    )
+    config._attn_implementation = attention
+    model = Qwen3_5ForCausalLM(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for key, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            fan_in = parameter.shape[-1] if "embed" not in key else 1
+            parameter.copy_(0.2 * noise if parameter.ndim == 1 else noise / fan_in**0.5)
+    return model.eval()

@@ -151,8 +151,18 @@ class HeldRows:
                 )
         return cls(port, {split: torch.cat(parts) for split, parts in inputs.items()}, joined)
 
+    def truth(self, layer: int) -> Tensor:
+        """True inputs `[rows, hidden]` of a layer above the lowest split, in the model's dtype."""
+        return self._truth[layer]
+
     def score(
-        self, split: int, candidates: Mapping[float, Candidate], *, progress: Progress | None = None
+        self,
+        split: int,
+        candidates: Mapping[float, Candidate],
+        *,
+        read: Callable[[Tensor], Tensor] | None = None,
+        late: Sequence[int] | None = None,
+        progress: Progress | None = None,
     ) -> CandidateScores:
         """Score candidate maps of a split.
 
@@ -161,16 +171,20 @@ class HeldRows:
 
         Args:
             split: one of `splits`.
-            candidates: by penalty, functions that give the maps as they will stand in a file (rounded).
+            candidates: by penalty, functions that give the maps as they will stand in a file (rounded). The
+                maps of a layer have one width, and read so many of the first columns.
+            read: from all features of some rows to what the maps read; the features themselves if absent.
+            late: late layers to score, as indices from the split; all if absent.
             progress: called after each layer.
         """
-        layers = range(split, self._port.n_layers)
+        layers = [split + at for at in (range(self._port.n_layers - split) if late is None else late)]
         sums = {alpha: torch.zeros(len(layers), 3, dtype=torch.float64) for alpha in candidates}
         identity = torch.zeros(len(layers), 3, dtype=torch.float64)
         x, state = self._inputs[split], self._truth[split]
+        x = x if read is None else read(x)
         with torch.no_grad(), ieee_products():
             for at, layer in enumerate(layers):
-                maps = [candidate(at) for candidate in candidates.values()]
+                maps = [candidate(layer - split) for candidate in candidates.values()]
                 true = self._truth[layer]
                 place = true.device
                 weights = torch.cat([weight.to(place).float() for weight, _ in maps]) if maps else None
@@ -180,7 +194,7 @@ class HeldRows:
                     exact = true[part]
                     written = self._port.written(layer, exact)
                     if weights is not None and biases is not None:
-                        products = x[part].to(place).float() @ weights.T
+                        products = x[part, : weights.shape[1]].to(place).float() @ weights.T
                         guesses = products.view(len(exact), *biases.shape).add_(biases).transpose(0, 1)
                         scores = _cosines(self._port, layer, guesses, exact, written)
                         for total, score in zip(sums.values(), scores, strict=True):

@@ -53,6 +53,8 @@ def _show(console: Console, result: dict[str, Any]) -> None:
             rows.append(("  fit", fit))
         if record.get("scores"):
             rows.append(("  held out", _score(record["scores"])))
+        if (record.get("scores") or {}).get("frontier"):
+            rows.append(("  chosen", _choice(record["scores"]["frontier"])))
     console.print(pairs(rows))
 
 
@@ -83,6 +85,13 @@ def _score(scores: dict[str, Any]) -> str:
     if "score" not in choice or identity is None:
         return "see --json"
     return f"cosine of what late layers write {choice['score']:.4f}, identity {identity:.4f}"
+
+
+def _choice(frontier: dict[str, Any]) -> str:
+    """Which of how many candidates the maps are, and why."""
+    if not all(name in frontier for name in ("chosen", "candidates", "reason")):
+        return "see --json"
+    return f"{frontier['chosen']} of {len(frontier['candidates'])} candidates: {frontier['reason']}"
 
 
 def _name(origin: dict[str, Any]) -> str:

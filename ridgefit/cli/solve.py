@@ -14,7 +14,7 @@ from ridgefit.recipe import ModelSettings, SolveSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ridgefit.pipeline.solve import SolveReport
+    from ridgefit.pipeline.solve_report import SolveReport
 
 
 def solve(
@@ -42,6 +42,7 @@ def solve(
 
 def _show(console: Console, result: SolveReport) -> None:
     from ridgefit.cli.render import grid, plain
+    from ridgefit.evaluate.candidates import candidate_table
 
     for split in result.splits:
         chosen = set(split.choice.alphas)
@@ -71,6 +72,10 @@ def _show(console: Console, result: SolveReport) -> None:
             )
             for layer in split.layers
         ]
+        if split.frontier is not None:
+            table = candidate_table(split.split, split.frontier.model_dump())
+            console.print(grid(table.grid.heads, table.grid.rows))
+            plain(console, table.chosen)
         header = ("layer", "alpha", "keys", "values", "inputs", "identity: keys", "values", "inputs")
         console.print(grid(header, layer_rows))
     plain(console, f"written to {result.out}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ridgefit.cost.macs import Arm, Macs, arm_macs, crossover, pop, prefill_macs, visible_pairs
+from ridgefit.cost.maps import map_macs
 from ridgefit.cost.memory import (
     capture_bytes,
     capture_disk_bytes,
@@ -30,6 +31,7 @@ __all__ = [
     "kv_bytes",
     "kv_bytes_per_token",
     "map_bytes",
+    "map_macs",
     "model_bytes",
     "moments_bytes",
     "pop",

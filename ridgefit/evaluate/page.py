@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ridgefit.evaluate.candidates import LEGEND, CandidateTable, candidate_tables
 from ridgefit.evaluate.penalties import PenaltyGrid, penalty_grids
 from ridgefit.evaluate.plots import write_plots
 from ridgefit.evaluate.result import Difference, EvalResult, MeasureResult, TaskResult, load_result
@@ -29,7 +30,7 @@ def report(folder: Path, *, maps: Path | None = None) -> Path:
 
     Args:
         folder: output folder of a finished evaluation.
-        maps: folder of maps whose penalty grid is shown too.
+        maps: folder of maps whose penalty grid, and candidates if any, are shown too.
 
     Returns:
         Path of the report.
@@ -39,13 +40,19 @@ def report(folder: Path, *, maps: Path | None = None) -> Path:
     """
     result = load_result(folder)
     penalties = penalty_grids(maps) if maps else []
+    candidates = candidate_tables(maps) if maps else []
     plots = write_plots(result, penalties, folder)
     path = folder / REPORT
-    write_text(path, "\n\n".join(_page(result, penalties, plots)) + "\n")
+    write_text(path, "\n\n".join(_page(result, penalties, candidates, plots)) + "\n")
     return path
 
 
-def _page(result: EvalResult, penalties: list[PenaltyGrid], plots: dict[str, str]) -> Iterator[str]:
+def _page(
+    result: EvalResult,
+    penalties: list[PenaltyGrid],
+    candidates: list[CandidateTable],
+    plots: dict[str, str],
+) -> Iterator[str]:
     identity = result.identity
     model = identity["model"]
     yield f"# Evaluation of {model['name']}"
@@ -80,6 +87,12 @@ def _page(result: EvalResult, penalties: list[PenaltyGrid], plots: dict[str, str
         yield from (markdown(_penalty_table(grid)) for grid in penalties)
         if "penalties" in plots:
             yield f"![penalty grid]({plots['penalties']})"
+    if candidates:
+        yield "## What the maps were chosen from"
+        yield LEGEND
+        for table in candidates:
+            yield markdown(table.grid)
+            yield f"Chosen for {table.chosen}."
     yield "## How the numbers were made"
     yield _method(result)
 

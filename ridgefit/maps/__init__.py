@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ridgefit.maps.check import FileCheck, inspect, verify_files
 from ridgefit.maps.fingerprint import Fingerprint
-from ridgefit.maps.folder import MapsManifest, SplitMaps, SplitRecord, write_maps
+from ridgefit.maps.folder import MapsManifest, MapsWriter, SplitMaps, SplitRecord, write_maps
 from ridgefit.maps.folder import read_manifest as read_maps_manifest
 from ridgefit.maps.format1 import read_format1
 from ridgefit.maps.format1_write import Credit, Format1Report, Format1Settings, write_format1
@@ -31,6 +31,7 @@ __all__ = [
     "LayerMap",
     "MapSet",
     "MapsManifest",
+    "MapsWriter",
     "QuantizeReport",
     "SplitMaps",
     "SplitRecord",

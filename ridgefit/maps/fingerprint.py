@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ridgefit.errors import BadInput
 
-_MEND = "use maps fitted on this model"
 _DIMS = ("n_layers", "hidden", "vocab", "kv_heads", "head_dim", "window")
 
 
@@ -59,11 +58,12 @@ class Fingerprint(BaseModel):
             where = ".".join(str(part) for part in first["loc"])
             raise BadInput(f"the model's identity is incomplete ({where}: {first['msg']})") from error
 
-    def check(self, identity: Mapping[str, Any]) -> list[str]:
+    def check(self, identity: Mapping[str, Any], *, subject: str = "maps") -> list[str]:
         """Compare with a loaded model.
 
         Args:
             identity: of the model that the maps shall be applied to.
+            subject: what is checked, for the sentences.
 
         Returns:
             One line per difference that does not forbid the use: name, dtype, revision, config, a
@@ -76,19 +76,20 @@ class Fingerprint(BaseModel):
         # Equal sizes do not make equal layers: norms and rotary differ. Manifests of engines, which know no
         # hash of the config, name families in their own way: those are compared for a warning only.
         if self.family != model.family and self.config_sha256 and model.config_sha256:
-            raise _refusal("family", self.family, model.family)
+            raise _refusal(subject, "family", self.family, model.family)
         for field, wanted in self.dims.items():
             if field in model.dims and model.dims[field] != wanted:
-                raise _refusal(field, wanted, model.dims[field])
-        _check_kinds(self.layer_kinds, model.layer_kinds)
+                raise _refusal(subject, field, wanted, model.dims[field])
+        _check_kinds(subject, self.layer_kinds, model.layer_kinds)
         if self.tokenizer_sha256 and model.tokenizer_sha256:
             if self.tokenizer_sha256 != model.tokenizer_sha256:
-                raise _refusal("tokenizer sha256", self.tokenizer_sha256, model.tokenizer_sha256)
+                raise _refusal(subject, "tokenizer sha256", self.tokenizer_sha256, model.tokenizer_sha256)
             unchecked = []
         else:
             unchecked = ["the tokenizer was not checked: its hash is not known on both sides"]
+        made = "maps were fitted on" if subject == "maps" else f"the {subject} was made for"
         differing = [
-            f"maps were fitted on {field} {wanted}, this model has {found}"
+            f"{made} {field} {wanted}, this model has {found}"
             for field in ("family", "name", "dtype", "revision", "config_sha256")
             if (wanted := getattr(self, field)) is not None
             and (found := getattr(model, field)) is not None
@@ -101,17 +102,19 @@ def _is_folder(name: object) -> bool:
     return isinstance(name, str) and name.startswith(("/", ".", "~"))
 
 
-def _check_kinds(wanted: tuple[str, ...], found: tuple[str, ...]) -> None:
+def _check_kinds(subject: str, wanted: tuple[str, ...], found: tuple[str, ...]) -> None:
     if not wanted or not found or wanted == found:
         return
     if len(wanted) != len(found):
-        raise _refusal("number of layers", len(wanted), len(found))
+        raise _refusal(subject, "number of layers", len(wanted), len(found))
     layer = next(i for i, pair in enumerate(zip(wanted, found, strict=True)) if pair[0] != pair[1])
-    raise _refusal(f"kind of layer {layer}", wanted[layer], found[layer])
+    raise _refusal(subject, f"kind of layer {layer}", wanted[layer], found[layer])
 
 
-def _refusal(field: str, wanted: object, found: object) -> BadInput:
+def _refusal(subject: str, field: str, wanted: object, found: object) -> BadInput:
+    verb, made = ("do", "fitted on") if subject == "maps" else ("does", "made for")
     return BadInput(
-        f"the maps do not belong to this model: {field} is {wanted} in the maps and {found} in the model",
-        _MEND,
+        f"the {subject} {verb} not belong to this model: {field} is {wanted} in the {subject} and {found} in "
+        "the model",
+        f"use {subject} {made} this model" if subject == "maps" else f"use a {subject} {made} this model",
     )

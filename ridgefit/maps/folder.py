@@ -143,20 +143,57 @@ def write_maps(
     Raises:
         BadInput: two splits are the same, a map is not finite, or the folder is in use or cannot be written.
     """
-    records: dict[int, SplitRecord] = {}
     with new_folder(out) as partial:
+        writer = MapsWriter(partial, fingerprint=fingerprint, provenance=provenance)
         for item in splits:
-            maps = replace(item.maps, fingerprint=fingerprint or item.maps.fingerprint)
-            if maps.split in records:
-                raise BadInput(f"split {maps.split} was solved twice")
-            name = f"s{maps.split}.safetensors"
-            sha256 = write_source(partial / name, maps, _header(item, fingerprint))
-            records[maps.split] = record_of(maps, file=name, layout="source", sha256=sha256, split=item)
+            writer.add(item)
+        return writer.finish()
+
+
+class MapsWriter:
+    """Fills a MAPS folder split by split; it is one only once `finish` has written its manifest.
+
+    Args:
+        folder: where to; made if need be. For a folder that is whole or not at all, see `write_maps`.
+        fingerprint: the model; also written into every file's header, which may travel alone.
+        provenance: anything JSON about where the maps come from.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fingerprint: Fingerprint | None = None,
+        provenance: Mapping[str, JsonValue] | None = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._fingerprint = fingerprint
+        self._provenance = dict(provenance or {})
+        self._records: dict[int, SplitRecord] = {}
+
+    def add(self, item: SplitMaps) -> None:
+        """Write one split.
+
+        Raises:
+            BadInput: it is there already, a map is not finite, or the file cannot be written.
+        """
+        maps = replace(item.maps, fingerprint=self._fingerprint or item.maps.fingerprint)
+        if maps.split in self._records:
+            raise BadInput(f"split {maps.split} was solved twice")
+        name = f"s{maps.split}.safetensors"
+        sha256 = write_source(self._folder / name, maps, _header(item, self._fingerprint))
+        self._records[maps.split] = record_of(maps, file=name, layout="source", sha256=sha256, split=item)
+
+    def finish(self) -> MapsManifest:
+        """Write the manifest."""
         manifest = MapsManifest(
-            fingerprint=fingerprint, provenance=dict(provenance or {}), splits=dict(sorted(records.items()))
+            fingerprint=self._fingerprint,
+            provenance=self._provenance,
+            splits=dict(sorted(self._records.items())),
         )
-        write_manifest(partial, manifest)
-    return manifest
+        write_manifest(self._folder, manifest)
+        return manifest
 
 
 def record_of(

@@ -86,6 +86,7 @@ class DecoderCall:
         cache: cache object or None (the decoder then makes one if `use_cache` says so).
         attention_mask: None, `[batch, columns]`, `[batch, 1, columns, keys]`, or one of these per layer kind.
         recorded: the name of an intermediate output that the caller asks for, or "".
+        ids: token ids `[batch, columns]`; None where the caller gives embeddings.
     """
 
     batch: int
@@ -93,6 +94,7 @@ class DecoderCall:
     cache: Any
     attention_mask: Any
     recorded: str
+    ids: Any = None
 
     @classmethod
     def parse(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any], config: Any) -> DecoderCall:
@@ -107,6 +109,7 @@ class DecoderCall:
             cache=cache_of(kwargs),
             attention_mask=args[1] if len(args) > 1 else kwargs.get("attention_mask"),
             recorded=next(asked, ""),
+            ids=None if embeds is not None else tokens,
         )
 
 

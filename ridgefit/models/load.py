@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 from ridgefit.errors import BadInput
 from ridgefit.models.hub import fetched
 from ridgefit.models.identity import public_name
+from ridgefit.models.latent import LATENT_FAMILIES, LatentModel, unknown_family
 from ridgefit.models.port import Port
 from ridgefit.models.registry import port_of, require_family
 from ridgefit.models.weights import require_finite, require_whole_weights
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BUNDLED = "bundled:"
+ROTATED_TWIN = "kimi_linear_rotated"
 _BUNDLED_FOLDER = Path(__file__).parents[1] / "bundled"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
@@ -56,6 +59,33 @@ class LoadedModel:
         }
 
 
+@dataclass(frozen=True)
+class LoadedLatent:
+    """A model with a latent cache, ready for inference.
+
+    Attributes:
+        model: in eval mode, without gradients.
+        tokenizer: its tokenizer.
+        latent: its latent layers.
+        ref: the reference it was loaded by, without a revision.
+        revision: commit on the Hub, None for a folder.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    latent: LatentModel
+    ref: str
+    revision: str | None
+
+    def identity(self) -> dict[str, Any]:
+        """`LatentModel.identity` with the tokenizer's hash and the reference it was loaded by."""
+        return {
+            **self.latent.identity(self.tokenizer),
+            "name": public_name(self.ref),
+            "revision": self.revision,
+        }
+
+
 def load_model(
     ref: str,
     *,
@@ -79,19 +109,63 @@ def load_model(
         BadInput: one sentence that names the reason: missing, gated or unreachable model, unknown family,
             damaged or missing weights, attention or device that is not there.
     """
+    model, tokenizer, name, commit = _loaded(ref, dtype, device, attention, trust_remote_code, require_family)
+    if check_weights:
+        require_finite(model)
+    return LoadedModel(model, tokenizer, port_of(model), name, commit)
+
+
+def load_latent(
+    ref: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    attention: str = "sdpa",
+    trust_remote_code: bool = False,
+) -> LoadedLatent:
+    """Load a causal language model with a latent cache.
+
+    Args:
+        ref: a local folder, "bundled:NAME", or "org/name[@revision]" on the Hub.
+        dtype: "bfloat16", "float16", "float32", or "auto" for the checkpoint's own.
+        device: "cpu", "cuda", "cuda:N", "mps", or "auto" for CUDA when there is one.
+        attention: transformers' attention implementation.
+        trust_remote_code: run Python code that the model repository ships.
+
+    Raises:
+        BadInput: see `load_model`; also a family without a latent cache.
+    """
+    found = _loaded(ref, dtype, device, attention, trust_remote_code, _require_latent)
+    model, tokenizer, name, commit = found
+    return LoadedLatent(model, tokenizer, LatentModel(model), name, commit)
+
+
+def _loaded(
+    ref: str,
+    dtype: str,
+    device: str,
+    attention: str,
+    trust_remote_code: bool,
+    require: Callable[[Any], None],
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str, str | None]:
+    """Model, tokenizer, name and commit; `require` refuses a config before any weight is read."""
     name, revision = split_revision(ref)
     folder, commit = find_model(ref, trust_remote_code=trust_remote_code)
     place = device_of(device)
-    require_family(_config(folder, trust_remote_code))
+    require(_config(folder, trust_remote_code))
     require_whole_weights(folder)
     tokenizer = _tokenizer(folder, trust_remote_code)
     model = _model(folder, dtype, attention, trust_remote_code)
     model = cast("PreTrainedModel", model.to(place).eval().requires_grad_(False))
     # As transformers does itself for a model it has fetched: fingerprints name the model, not a cache folder.
     model.config._name_or_path, model.config._commit_hash = public_name(name), commit
-    if check_weights:
-        require_finite(model)
-    return LoadedModel(model, tokenizer, port_of(model), name if revision else ref, commit)
+    return model, tokenizer, name if revision else ref, commit
+
+
+def _require_latent(config: Any) -> None:
+    family = getattr(config.get_text_config(decoder=True), "model_type", "")
+    if family not in LATENT_FAMILIES:
+        raise unknown_family(family)
 
 
 def split_revision(ref: str) -> tuple[str, str | None]:
@@ -151,10 +225,19 @@ def _download(ref: str, trust_remote_code: bool) -> tuple[Path, str | None]:
 def _config(folder: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
+    _register_own(folder)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise _unreadable(folder, trust_remote_code, error) from error
+
+
+def _register_own(folder: Path) -> None:
+    """Tell transformers of a family that only ridgefit has, where the folder's model is of one."""
+    if f'"{ROTATED_TWIN}"' in (folder / "config.json").read_text(encoding="utf-8", errors="replace"):
+        from ridgefit.models.kimi_linear_rotated import register
+
+        register()
 
 
 def _unreadable(folder: Path, trust_remote_code: bool, error: Exception) -> BadInput:

@@ -16,7 +16,13 @@ class Olmo2Port(Port):
 
     family = "olmo2"
     qk_norm = True
-    needs = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm")
+    needs = (
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.q_norm",
+        "self_attn.k_norm",
+    )
 
     def _kind(self, layer: int) -> LayerKind:
         del layer
@@ -29,6 +35,10 @@ class Olmo2Port(Port):
     def _norm_keys(self, layer: int, keys: Tensor) -> Tensor:
         whole = keys.flatten(-2)
         return normed(self._attention(layer).k_norm, whole).view(keys.shape)
+
+    def _norm_queries(self, layer: int, queries: Tensor) -> Tensor:
+        whole = queries.flatten(-2)
+        return normed(self._attention(layer).q_norm, whole).view(queries.shape)
 
     def _read_mlp(self, layer: int, inputs: Tensor) -> Tensor:
         del layer

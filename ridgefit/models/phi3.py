@@ -26,6 +26,14 @@ class Phi3Port(MistralPort):
             both = fused(read)[..., -2 * width :]
         return both[..., :width], both[..., width:]
 
+    def _project_queries(self, layer: int, read: Tensor) -> Tensor:
+        fused = self._attention(layer).qkv_proj
+        width = self.heads * self.head_dim
+        if type(fused) is nn.Linear:
+            return F.linear(read, fused.weight[:width], None if fused.bias is None else fused.bias[:width])
+        queries: Tensor = fused(read)[..., :width]
+        return queries
+
     def _gate_and_up(self, layer: int, read: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = self._mlp(layer).gate_up_proj(read).chunk(2, dim=-1)
         return gate, up

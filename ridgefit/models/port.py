@@ -47,6 +47,7 @@ class Port(GatedMlp):
         n_layers: how many.
         hidden: width of the hidden state.
         vocab: vocabulary size.
+        heads: query heads of a layer.
         kv_heads: key and value heads of a layer.
         head_dim: width of a head.
         qk_norm: whether keys are normalised before rotary.
@@ -57,7 +58,12 @@ class Port(GatedMlp):
 
     family: ClassVar[str] = ""
     qk_norm: ClassVar[bool] = False
-    needs: ClassVar[tuple[str, ...]] = ("input_layernorm", "self_attn.k_proj", "self_attn.v_proj")
+    needs: ClassVar[tuple[str, ...]] = (
+        "input_layernorm",
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+    )
 
     def __init__(self, model: nn.Module, decoder: nn.Module, config: Any) -> None:
         self.model = model
@@ -68,6 +74,7 @@ class Port(GatedMlp):
         self.hidden = int(config.hidden_size)
         self.vocab = int(config.vocab_size)
         self._require_modules()
+        self.heads = int(config.num_attention_heads)
         self.kv_heads = int(config.num_key_value_heads)
         self.head_dim = int(self._attention(0).head_dim)
         self._kinds = tuple(self._kind(layer) for layer in range(self.n_layers))
@@ -99,8 +106,17 @@ class Port(GatedMlp):
         del layer
         return keys
 
+    def _project_queries(self, layer: int, read: Tensor) -> Tensor:
+        """Queries `[…, rows, heads * head_dim]`, before any norm."""
+        return cast("Tensor", self._attention(layer).q_proj(read))
+
+    def _norm_queries(self, layer: int, queries: Tensor) -> Tensor:
+        """Queries `[…, rows, heads, head_dim]` after the layer's query norm, if it has one."""
+        del layer
+        return queries
+
     def _rotates(self, layer: int) -> bool:
-        """Whether `layer` rotates its keys."""
+        """Whether `layer` rotates its queries and keys."""
         del layer
         return True
 
@@ -156,6 +172,21 @@ class Port(GatedMlp):
             values.view(heads).transpose(-3, -2),
         )
 
+    def queries(self, layer: int, inputs: Tensor, position_embeddings: Rotary) -> Tensor:
+        """What `layer` asks for rows whose layer inputs are `inputs`.
+
+        Returns:
+            Queries after norm and rotary, `[batch, heads, rows, head_dim]`.
+        """
+        found = self._project_queries(layer, self._read(layer, inputs))
+        heads = (*inputs.shape[:-1], self.heads, self.head_dim)
+        normal = self._norm_queries(layer, found.view(heads)).transpose(-3, -2)
+        return self.rotate(layer, normal, position_embeddings)
+
+    def score_scale(self, layer: int) -> float:
+        """Factor of query times key before the softmax in `layer`."""
+        return float(self._attention(layer).scaling)
+
     def write_metric(self, layer: int, rows: Tensor) -> WriteMetric:
         """`written` as two matrices, linearised around typical rows; see `linear.linearised`.
 
@@ -172,11 +203,11 @@ class Port(GatedMlp):
         )
 
     def rotate(self, layer: int, keys: Tensor, position_embeddings: Rotary) -> Tensor:
-        """Keys after rotary, as they stand in the cache; unchanged where a layer has no rotary.
+        """Keys, or queries, after rotary, as they stand in the cache; unchanged in a layer without rotary.
 
         Args:
             layer: layer number.
-            keys: `[batch, kv_heads, rows, head_dim]`.
+            keys: `[batch, heads or kv_heads, rows, head_dim]`.
             position_embeddings: cosines and sines `[batch or 1, rows, width]`, width at most head_dim.
         """
         if not self._rotates(layer):

@@ -1,4 +1,4 @@
-"""Qwen3: each head's keys are normalised before rotary."""
+"""Qwen3: each head's queries and keys are normalised before rotary."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from ridgefit.models.port import Port
 
 
 class Qwen3Port(Port):
-    """Llama's scheme with a norm of width head_dim on keys."""
+    """Llama's scheme with norms of width head_dim on queries and keys."""
 
     family = "qwen3"
     qk_norm = True
-    needs = (*Port.needs, "self_attn.k_norm")
+    needs = (*Port.needs, "self_attn.q_norm", "self_attn.k_norm")
 
     def _norm_keys(self, layer: int, keys: Tensor) -> Tensor:
         return normed(self._attention(layer).k_norm, keys)
+
+    def _norm_queries(self, layer: int, queries: Tensor) -> Tensor:
+        return normed(self._attention(layer).q_norm, queries)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ridgefit.models.rows import Rows
-from ridgefit.models.runs import RunKeys
+from ridgefit.models.runs import Attend, RunKeys
 
 
 class RowCache:
@@ -23,7 +23,7 @@ class RowCache:
         values: the same for values.
         first: first column that attention gets to see; a view, nothing is copied.
         alone: attention sees the new rows only (no fill); the buffers are still written.
-        by_runs: hand out keys that know their rows (`RunKeys`), for a layer that is called without a mask.
+        attend: hand out keys that know how their rows ask (`RunKeys`), for a layer called without a mask.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class RowCache:
         *,
         first: int = 0,
         alone: bool = False,
-        by_runs: bool = False,
+        attend: Attend | None = None,
     ) -> None:
         self.keys = keys
         self.values = values
         self._rows = rows
         self._first = first
         self._alone = alone
-        self._by_runs = by_runs
+        self._attend = attend
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int = 0, *args: Any, **kwargs: Any
@@ -53,7 +53,7 @@ class RowCache:
         if self._alone:
             return key_states, value_states
         keys, values = self.keys[:, :, self._first :], self.values[:, :, self._first :]
-        return (RunKeys.of(keys, self._rows.runs) if self._by_runs else keys), values
+        return (keys if self._attend is None else RunKeys.asked(keys, self._attend)), values
 
     def _put(self, buffer: Tensor | None, states: Tensor) -> Tensor:
         if buffer is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Rows:
-    """Columns of a prompt, ascending and without repetition.
+    """Columns of a prompt, ascending; a sample with fewer rows than others repeats its first.
 
     Attributes:
         total: columns of the whole prompt, left padding included.
@@ -51,6 +51,23 @@ class Rows:
         first = torch.tensor(starts)[:, None] + torch.arange(sinks)
         last = torch.arange(prefix, total).expand(len(starts), tail)
         return cls(total, columns=torch.cat([first, last], dim=1))
+
+    @classmethod
+    def chosen(cls, total: int, tail: int, columns: Sequence[Sequence[int]]) -> Rows:
+        """Each sample's chosen columns before the tail, and the tail.
+
+        All samples get as many rows as the one with most: the others repeat their first row, which computes
+        the same thing twice and writes it twice to one place.
+
+        Args:
+            total: columns.
+            tail: rows at the end.
+            columns: each sample's own, ascending; those of the tail are left out of it.
+        """
+        prefix = total - tail
+        lists = [[*(column for column in own if column < prefix), *range(prefix, total)] for own in columns]
+        most = max(len(own) for own in lists)
+        return cls(total, columns=torch.tensor([[own[0]] * (most - len(own)) + own for own in lists]))
 
     @property
     def count(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -10,36 +12,43 @@ from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_fla
 from torch.nn import functional as F
 
 Runs = tuple[tuple[int, int], ...]
+Attend = Callable[..., Tensor]
+"""Attention `(query, key, value, scale=…)` of certain rows over all of a prompt."""
 
 
 class RunKeys(Tensor):
     """Keys of a whole prompt that know which rows of it will ask.
 
     A stock layer gets them from its cache and hands them to `scaled_dot_product_attention` with no mask and
-    `is_causal=False`; the call ends up in `attend_runs`. Told through the keys rather than through a mask,
+    `is_causal=False`; the call ends up in `attend`. Told through the keys rather than through a mask,
     because transformers copies keys and values once per query head where there is a mask.
     """
 
-    runs: Runs
+    attend: Attend
 
     @classmethod
     def of(cls, keys: Tensor, runs: Runs) -> RunKeys:
         """The same memory, asked by the rows of `runs` in order."""
+        return cls.asked(keys, partial(attend_runs, runs=runs))
+
+    @classmethod
+    def asked(cls, keys: Tensor, attend: Attend) -> RunKeys:
+        """The same memory, asked in the way of `attend`."""
         made = keys.as_subclass(cls)
-        made.runs = runs
+        made.attend = attend
         return made
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Replace scaled dot product attention; views and copies keep their runs."""
+        """Replace scaled dot product attention; views and copies stay asked."""
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return _attend(*args, **kwargs)
         found = cast("Any", super()).__torch_function__(func, types, args, kwargs)
-        if isinstance(found, cls) and not hasattr(found, "runs"):
-            found.runs = next(item.runs for item in args if isinstance(item, cls))
+        if isinstance(found, cls) and not hasattr(found, "attend"):
+            found.attend = next(item.attend for item in args if isinstance(item, cls))
         return found
 
 
@@ -57,7 +66,7 @@ def _attend(
     del enable_gqa  # the heads say it
     if attn_mask is not None or is_causal or dropout_p:
         raise ValueError("keys that know their rows take no mask and no dropout")
-    return attend_runs(query, key.as_subclass(Tensor), value, key.runs, scale=scale)
+    return key.attend(query, key.as_subclass(Tensor), value, scale=scale)
 
 
 def attend_runs(
@@ -78,14 +87,14 @@ def attend_runs(
     parts, offset = [], 0
     for start, stop in runs:
         part = query[:, :, offset : offset + stop - start]
-        parts.append(_attend_run(part, key[:, :, :stop], value[:, :, :stop], scale))
+        parts.append(attend_run(part, key[:, :, :stop], value[:, :, :stop], scale))
         offset += stop - start
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
-def _attend_run(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+def attend_run(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
     """Causal attention whose last query stands on the last key."""
-    rows, keys, width = query.shape[2], key.shape[2], query.shape[3]
+    rows, keys = query.shape[2], key.shape[2]
     grouped = query.shape[1] != key.shape[1]
     if rows in (1, keys):
         causal = rows == keys and rows > 1
@@ -99,13 +108,38 @@ def _attend_run(query: Tensor, key: Tensor, value: Tensor, scale: float | None) 
             _cudnn(query, key[:, :, :before], value[:, :, :before], scale, causal=False),
             _cudnn(query, key[:, :, before:], value[:, :, before:], scale, causal=True),
         )
-    if query.is_cuda and width % 8 == 0 and can_use_flash_attention(params):
+    if _can_flash(query, params):
         # This operator aligns its causal mask to the lower right; the public function to the upper left.
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
-        attended: Tensor = flash(query, key, value, 0.0, True, return_debug_mask=False, scale=scale)[0]
-        return attended
+        return _flash(query, key, value, scale, causal=True)[0]
     mask = torch.ones(rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
     return F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=grouped)
+
+
+def fast_kernel(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether `attend_unmasked` has a kernel for these."""
+    params = SDPAParams(query, key, value, None, 0.0, False, query.shape[1] != key.shape[1])
+    return query.is_cuda and (can_use_cudnn_attention(params) or _can_flash(query, params))
+
+
+def attend_unmasked(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    """Attention of rows that see every key, and its log-sum-exp; where `fast_kernel` says so."""
+    params = SDPAParams(query, key, value, None, 0.0, False, query.shape[1] != key.shape[1])
+    if can_use_cudnn_attention(params):
+        return _cudnn(query, key, value, scale, causal=False)
+    return _flash(query, key, value, scale, causal=False)
+
+
+def _can_flash(query: Tensor, params: SDPAParams) -> bool:
+    return query.is_cuda and query.shape[3] % 8 == 0 and can_use_flash_attention(params)
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Attention and its log-sum-exp from PyTorch's flash kernel."""
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    found = flash(query, key, value, 0.0, causal, return_debug_mask=False, scale=scale)
+    return found[0], found[1]
 
 
 def _cudnn(

@@ -11,7 +11,13 @@ from pydantic import ConfigDict, create_model
 
 from ridgefit.errors import BadInput
 from ridgefit.pipeline.validation import Location, dotted, known_names, nearest, validated
-from ridgefit.recipe import RunRecipe, Settings
+from ridgefit.recipe import CalibrateRecallSettings, RecallEvalSettings, RunRecipe, Settings
+
+BESIDE_RUN: dict[str, type[Settings]] = {
+    "calibrate_recall": CalibrateRecallSettings,
+    "evaluate_recall": RecallEvalSettings,
+}
+"""Sections of recipes that `run` does not take: what each holds."""
 
 
 def load_recipe(path: Path, overrides: Iterable[str] = ()) -> RunRecipe:
@@ -39,6 +45,7 @@ def load_sections(path: Path) -> dict[type[Settings], dict[str, Any]]:
     """
     values, lines = read_yaml(path)
     fields: dict[str, Any] = {name: (info.annotation, None) for name, info in RunRecipe.model_fields.items()}
+    fields |= {name: (section, None) for name, section in BESIDE_RUN.items()}
     part = create_model("RecipePart", __config__=ConfigDict(extra="forbid"), **fields)
     found = validated(part, values, place=_placing(path, lines))
     return {

@@ -2,81 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from ridgefit import cost
-from ridgefit.capture import CandidateScores, CaptureFolder, HeldRows, load_capture
+from ridgefit.capture import CaptureFolder, HeldRows, load_capture
 from ridgefit.capture.identity import require_same, weights_sha256
+from ridgefit.evaluate.arms import CANDIDATES
 from ridgefit.features import FeatureList, SplitShape
-from ridgefit.files import require_space, require_unused
-from ridgefit.maps import Defaults, Fingerprint, LayerMap, MapSet, SplitMaps, write_maps
+from ridgefit.files import new_folder, require_space, require_unused
+from ridgefit.maps import Defaults, Fingerprint, MapSet, MapsWriter, SplitMaps
 from ridgefit.models import LoadedModel, load_model
-from ridgefit.recipe import ModelSettings, SolveSettings
-from ridgefit.ridge import Choice, FitReport, RidgeFit, choose
+from ridgefit.pipeline.candidate_list import candidates_of, require_solvable
+from ridgefit.pipeline.candidates import Solved, SplitSolver
+from ridgefit.pipeline.frontier import Frontier, frontier
+from ridgefit.pipeline.probe import Probe, Probed
+from ridgefit.pipeline.solve_report import SolveReport, SplitReport
+from ridgefit.recipe import CandidateSettings, ModelSettings, SolveSettings
+from ridgefit.runtime import RidgeFill
 from ridgefit.versions import library_versions, machine
 
 Progress = Callable[[int, int | None, str], None]
 _BF16 = 2
-
-
-class LayerReport(BaseModel):
-    """Held-out cosines of one late layer under its chosen penalty, the identity fill's beside them."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    layer: int
-    alpha: float
-    keys: float
-    values: float
-    inputs: float
-    identity_keys: float
-    identity_values: float
-    identity_inputs: float
-
-
-class SplitReport(BaseModel):
-    """One split: its fit, the penalty grid, the choice, and what it is worth layer by layer.
-
-    Attributes:
-        split: split layer.
-        fit: rows, spectrum, degrees of freedom.
-        choice: chosen penalties and the whole grid.
-        layers: per late layer.
-        scored_rows: held-out rows behind the scores.
-        identity: mean cosine of keys and values that the identity fill writes, on the same rows.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    split: int
-    fit: FitReport
-    choice: Choice
-    layers: tuple[LayerReport, ...]
-    scored_rows: int
-    identity: float
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Everything a reader should know before trusting the maps."""
-        return tuple(f"split {self.split}: {line}" for line in (*self.fit.warnings, *self.choice.warnings))
-
-
-class SolveReport(BaseModel):
-    """What `solve` wrote."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    out: str
-    splits: tuple[SplitReport, ...]
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Warnings of every split."""
-        return tuple(line for split in self.splits for line in split.warnings)
 
 
 def solve(
@@ -93,7 +41,7 @@ def solve(
     Args:
         folder: a finished capture.
         model: the captured model; it runs once more, over the held-out windows.
-        settings: penalty and grid.
+        settings: penalty and grid, what the maps read, and what they are compared with.
         out: MAPS folder; must not exist or be empty.
         progress: called with what is being done.
         defaults: tail and sink rows to suggest in the files; the paper's tail if absent (see `cost.suggest`).
@@ -121,11 +69,13 @@ def solve_with(
     """`solve` with a model that is loaded already."""
     require_unused(out)
     _require_captured_model(loaded, captured)
-    features = FeatureList(captured.features)
-    hidden = loaded.port.hidden
-    widths = {split: features.width(SplitShape.of(loaded.port, split)) for split in captured.splits}
-    weights = sum((loaded.port.n_layers - split) * (width + 1) for split, width in widths.items())
-    require_space(out, weights * hidden * _BF16, "the maps")
+    port, features = loaded.port, FeatureList(captured.features)
+    late = port.n_layers - max(captured.splits)
+    compared = candidates_of(settings, captured.features, port.hidden, late) if settings.compares else []
+    require_solvable(
+        compared or [settings.wanted(captured.features)], captured.features, port, captured.splits
+    )
+    _require_room(out, loaded, captured, settings, len(compared))
     held = HeldRows.read(
         loaded,
         captured.store(),
@@ -135,35 +85,91 @@ def solve_with(
         features=features,
         progress=progress,
     )
+    probe = Probe(loaded, captured.store(), settings, progress) if compared else None
+    kept = defaults or _suggested(loaded)
+    wanted = None if settings.auto else settings.wanted(captured.features).label
     reports: list[SplitReport] = []
+    with new_folder(out) as folder:
 
-    def solved() -> Iterator[SplitMaps]:
-        for split in captured.splits:
-            fit = RidgeFit(captured.rows(split, drop_lead=settings.drop_lead), settings.penalty)
-            report = _judge(split, fit, held, settings, progress)
-            reports.append(report)
-            yield SplitMaps(
-                maps=MapSet(
-                    layers=range(split, loaded.port.n_layers),
-                    in_width=widths[split],
-                    out_width=hidden,
-                    read=_reader(split, fit, report.choice),
-                    features=captured.features,
-                    defaults=defaults or _suggested(loaded),
-                ),
-                alphas=report.choice.alphas,
-                penalty=settings.penalty,
-                rows=report.fit.rows,
-                scores=report.model_dump(mode="json"),
+        def writer(place: Path) -> MapsWriter:
+            return MapsWriter(
+                place,
+                fingerprint=Fingerprint.of(loaded.identity()),
+                provenance=_provenance(captured, settings),
             )
 
-    write_maps(
-        out,
-        solved(),
-        fingerprint=Fingerprint.of(loaded.identity()),
-        provenance=_provenance(captured, settings),
-    )
+        chosen_maps = writer(folder)
+        others = {
+            candidate.label: writer(folder / CANDIDATES / candidate.label)
+            for candidate in compared
+            if settings.keep_candidates
+        }
+        for split in captured.splits:
+            solver = SplitSolver(
+                split,
+                captured.rows(split, drop_lead=settings.drop_lead),
+                captured.features,
+                held,
+                port,
+                settings,
+                progress,
+            )
+            if probe is None:
+                report = SplitReport.of(split, chosen := solver.solve(settings.wanted(captured.features)))
+            else:
+                chosen, found = _compare(split, solver, compared, wanted, probe, settings, others, kept)
+                report = SplitReport.of(split, chosen, found)
+            reports.append(report)
+            chosen_maps.add(_split_maps(solver.maps(chosen, kept), report, settings))
+        for other in others.values():
+            other.finish()
+        chosen_maps.finish()
     return SolveReport(out=str(out), splits=tuple(reports))
+
+
+def _compare(
+    split: int,
+    solver: SplitSolver,
+    candidates: Sequence[CandidateSettings],
+    wanted: str | None,
+    probe: Probe,
+    settings: SolveSettings,
+    writers: Mapping[str, MapsWriter],
+    defaults: Defaults,
+) -> tuple[Solved, Frontier]:
+    """Solve and probe every candidate of a split, and choose."""
+    found: list[tuple[Solved, Probed]] = []
+    for candidate in candidates:
+        solved = solver.solve(candidate)
+        maps = solver.maps(solved, defaults)
+        if candidate.label in writers:
+            writers[candidate.label].add(_split_maps(maps, SplitReport.of(split, solved), settings))
+        found.append((solved, probe.score(f"split {split}, {candidate.label}", RidgeFill.of(maps))))
+    result = frontier(split, found, probe, settings, wanted)
+    return next(solved for solved, _ in found if solved.settings.label == result.chosen), result
+
+
+def _split_maps(maps: MapSet, report: SplitReport, settings: SolveSettings) -> SplitMaps:
+    return SplitMaps(
+        maps=maps,
+        alphas=report.choice.alphas,
+        penalty=settings.penalty,
+        rows=report.fit.rows,
+        scores=report.model_dump(mode="json"),
+    )
+
+
+def _require_room(
+    out: Path, loaded: LoadedModel, captured: CaptureFolder, settings: SolveSettings, candidates: int
+) -> None:
+    """Refuse a disk without room for maps of all captured features, once or once per candidate."""
+    features, port = FeatureList(captured.features), loaded.port
+    weights = sum(
+        (port.n_layers - split) * (features.width(SplitShape.of(port, split)) + 1)
+        for split in captured.splits
+    )
+    copies = 1 + (candidates if settings.keep_candidates else 0)
+    require_space(out, copies * weights * port.hidden * _BF16, "the maps")
 
 
 def _suggested(loaded: LoadedModel) -> Defaults:
@@ -171,47 +177,6 @@ def _suggested(loaded: LoadedModel) -> Defaults:
     config = loaded.port.config.to_dict()
     longest = int(config.get("max_position_embeddings") or 16_384)
     return Defaults(tail=cost.suggest(cost.shape_from_config(config), longest).tail)
-
-
-def _judge(
-    split: int, fit: RidgeFit, held: HeldRows, settings: SolveSettings, progress: Progress | None
-) -> SplitReport:
-    """Score the grid on held-out rows and choose."""
-    fitted = fit.report(settings.alphas)
-    scores = held.score(split, fit.candidates(settings.alphas), progress=progress)
-    choice = choose(scores.keys, scores.values, per_layer=settings.per_layer)
-    return SplitReport(
-        split=split,
-        fit=fitted,
-        choice=choice,
-        layers=tuple(_layers(split, choice, scores)),
-        scored_rows=scores.rows,
-        identity=scores.identity.written,
-    )
-
-
-def _layers(split: int, choice: Choice, scores: CandidateScores) -> Iterator[LayerReport]:
-    for at, alpha in enumerate(choice.alphas):
-        ridge, identity = scores.candidates[alpha], scores.identity
-        yield LayerReport(
-            layer=split + at,
-            alpha=alpha,
-            keys=ridge.keys[at],
-            values=ridge.values[at],
-            inputs=ridge.inputs[at],
-            identity_keys=identity.keys[at],
-            identity_values=identity.values[at],
-            identity_inputs=identity.inputs[at],
-        )
-
-
-def _reader(split: int, fit: RidgeFit, choice: Choice) -> Callable[[int], LayerMap]:
-    """Solves a layer's map again when the file is written, so that only one is ever in memory."""
-
-    def read(layer: int) -> LayerMap:
-        return LayerMap(*fit.rounded(layer - split, choice.alphas[layer - split]))
-
-    return read
 
 
 def _require_captured_model(loaded: LoadedModel, captured: CaptureFolder) -> None:

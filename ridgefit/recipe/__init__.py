@@ -6,7 +6,6 @@ One model per concern. The command line is generated from these classes (field n
 
 from __future__ import annotations
 
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,10 @@ from pydantic import (
 )
 
 from ridgefit.recipe.base import Settings as Settings
+from ridgefit.recipe.recall import CalibrateRecallSettings as CalibrateRecallSettings
+from ridgefit.recipe.recall import RecallEvalSettings as RecallEvalSettings
+from ridgefit.recipe.solving import CandidateSettings as CandidateSettings
+from ridgefit.recipe.solving import SolveSettings as SolveSettings
 
 DType = Literal["bfloat16", "float16", "float32"]
 Device = Annotated[
@@ -78,28 +81,6 @@ class CaptureSettings(Settings):
         None, pattern=r"^\d+/\d+$", examples=["2/4"], description="i/n: this machine's part of the work"
     )
     resume: bool = Field(False, description="go on from the last checkpoint in --out")
-
-
-class SolveSettings(Settings):
-    """From moments to maps."""
-
-    penalty: Literal["mean-diag", "channel"] = Field(
-        "mean-diag", description="alpha x trace(Sxx)/d (the paper), or on channels scaled to unit variance"
-    )
-    alphas: tuple[float, ...] = Field(
-        (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), min_length=1, description="penalty grid"
-    )
-    per_layer: bool = Field(False, description="one alpha per layer instead of one per split")
-    drop_lead: bool = Field(False, description="leave the first positions of each window out of the fit")
-    score_rows: int = Field(
-        4096, ge=64, description="held-out rows, evenly spaced, on which penalties are scored"
-    )
-
-    @model_validator(mode="after")
-    def _grid(self) -> SolveSettings:
-        if not all(0 <= a < inf for a in self.alphas) or len(set(self.alphas)) != len(self.alphas):
-            raise ValueError("alphas must be distinct, finite and not negative")
-        return self
 
 
 class ArmSettings(Settings):
@@ -260,6 +241,20 @@ class RunRecipe(Settings):
     solve: SolveSettings = SolveSettings()
     quantize: bool = Field(True, description="also write int8 maps")
     evaluate: EvalSettings
+
+    @model_validator(mode="after")
+    def _features_are_captured(self) -> RunRecipe:
+        named = () if self.solve.auto else self.solve.features or ()
+        for name in (*named, *(name for c in self.solve.candidates for name in c.features)):
+            if name not in self.capture.features:
+                raise ValueError(f"solve reads the feature {name!r}, which capture.features leaves out")
+        if self.solve.auto and self.capture.features == ("state",):
+            raise ValueError("solve.features is auto, and capture.features holds the state alone")
+        kept = self.solve.compares and self.solve.keep_candidates
+        for arm in self.evaluate.arms:
+            if arm.maps is not None and "/" not in arm.maps and not kept:
+                raise ValueError(f"arm '{arm.label}' needs solve.candidates and solve.keep_candidates")
+        return self
 
     @model_validator(mode="after")
     def _arms_have_maps(self) -> RunRecipe:

@@ -58,6 +58,7 @@ def choose(
     values: Mapping[float, Sequence[float]],
     *,
     per_layer: bool = False,
+    groups: Sequence[Sequence[int]] | None = None,
 ) -> Choice:
     """Pick penalties by the held-out cosine of what late layers write (RidgeFill, section 2.2).
 
@@ -67,6 +68,8 @@ def choose(
         keys: per alpha, each late layer's mean cosine of keys.
         values: the same of values.
         per_layer: let each layer choose; otherwise one alpha serves all (the paper).
+        groups: indices of layers that share one alpha, every layer in one group; all layers together if
+            absent. Layers whose maps read different inputs have nothing to share.
 
     Raises:
         BadInput: the grid is empty, or keys and values do not cover the same alphas and layers.
@@ -74,17 +77,18 @@ def choose(
     """
     grid = _grid(keys, values)
     layers = len(grid[0].keys)
+    shared = groups or [range(layers)]
     if per_layer:
-        best = [_best_of(grid, layer) for layer in range(layers)]
-    else:
-        best = [max(grid, key=lambda g: (g.mean, g.alpha))] * layers
+        shared = [[layer] for layer in range(layers)]
+    found = {layer: _best_of(grid, group) for group in shared for layer in group}
+    best = [found[layer] for layer in range(layers)]
     score = math.fsum(g.keys[at] + g.values[at] for at, g in enumerate(best)) / (2 * layers)
     return Choice(
         alphas=tuple(g.alpha for g in best),
         score=score,
         per_layer=per_layer,
         grid=grid,
-        warnings=tuple(_edges(grid, [g.alpha for g in best], per_layer)),
+        warnings=tuple(_edges(grid, [g.alpha for g in best], whole=len(shared) == 1)),
     )
 
 
@@ -113,11 +117,15 @@ def _grid(
     return tuple(grid)
 
 
-def _best_of(grid: Sequence[GridScore], layer: int) -> GridScore:
-    return max(grid, key=lambda entry: (entry.keys[layer] + entry.values[layer], entry.alpha))
+def _best_of(grid: Sequence[GridScore], layers: Sequence[int]) -> GridScore:
+    def score(entry: GridScore) -> tuple[float, float]:
+        written = [*(entry.keys[layer] for layer in layers), *(entry.values[layer] for layer in layers)]
+        return math.fsum(written) / len(written), entry.alpha
+
+    return max(grid, key=score)
 
 
-def _edges(grid: Sequence[GridScore], chosen: Sequence[float], per_layer: bool) -> list[str]:
+def _edges(grid: Sequence[GridScore], chosen: Sequence[float], *, whole: bool) -> list[str]:
     """A best value at the end of the grid says that a better one may lie outside."""
     if len(grid) < 2:
         return []
@@ -125,6 +133,6 @@ def _edges(grid: Sequence[GridScore], chosen: Sequence[float], per_layer: bool) 
     for edge, word in ((grid[0].alpha, "smallest"), (grid[-1].alpha, "largest")):
         count = chosen.count(edge)
         if count and edge > 0:  # nothing lies below no penalty at all
-            where = f"{count} of {len(chosen)} layers" if per_layer else "the split"
+            where = "the split" if whole else f"{count} of {len(chosen)} layers"
             found.append(f"{where} chose alpha {edge:g}, the {word} of the grid; widen --alphas")
     return found

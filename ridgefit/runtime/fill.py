@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,9 @@ from ridgefit.features import FeatureList
 from ridgefit.maps.mapset import MapSet
 from ridgefit.models import Port, port_of
 from ridgefit.models.masks import COLUMNS_ONLY
-from ridgefit.runtime.hooks import Application
+from ridgefit.runtime.choice import RowChoice
+from ridgefit.runtime.corrections import Corrections
+from ridgefit.runtime.hooks import Application, Refinement
 from ridgefit.runtime.inputs import (
     IdentityInputs,
     LateInputs,
@@ -26,7 +28,11 @@ from ridgefit.runtime.inputs import (
     place_bottleneck,
     require_widths,
 )
+from ridgefit.runtime.part_hooks import PartApplication
 from ridgefit.runtime.report import FillReport
+from ridgefit.runtime.selectors import Selector
+from ridgefit.runtime.splice import SPLICES, Splice
+from ridgefit.runtime.vocabulary import Vocabulary
 
 Kind = Literal["ridge", "identity", "none"]
 
@@ -50,6 +56,7 @@ class RidgeFill:
         self.maps = maps
         self._placed: tuple[object, LateInputs] | None = None
         self._told: set[str] = set()
+        self._vocabulary: Vocabulary | None = None
 
     @classmethod
     def load(cls, path: str | Path, split: int | None = None) -> RidgeFill:
@@ -99,6 +106,11 @@ class RidgeFill:
         split: int | None = None,
         plumb: bool = False,
         placement: Placement = "device",
+        prompt_tokens: int | None = None,
+        rows: Iterable[Selector] | None = None,
+        tokenizer: object = None,
+        corrections: Corrections | None = None,
+        splice: Splice | None = None,
     ) -> Iterator[FillReport]:
         """Fill every prompt that the model reads inside the block, by `model(…)` or `model.generate(…)`.
 
@@ -106,6 +118,9 @@ class RidgeFill:
         stock: shorter prompts, decoding, and further turns on a cache that holds something. Of a filled
         prompt, only the last `tail` rows of the output exist; the others hold NaN. Prompts of a batch are
         padded on the left. When the block ends, however it ends, the model is as it was.
+
+        A prompt that arrives in several calls on one cache is filled part by part, as it would be in one,
+        if `prompt_tokens` says how long it is; without, only its first part is filled.
 
         In layers with a sliding window only the rows that the tail can still see are written, so a cache
         must not be rolled back by more than `tail` rows.
@@ -117,6 +132,14 @@ class RidgeFill:
             split: for a check only; must be the fill's own.
             plumb: put every hook in place but leave every row exact (for checks).
             placement: keep maps on the model's device, or in host memory, copied layer by layer.
+            prompt_tokens: tokens of every prompt read inside the block, left padding included, where prompts
+                arrive in parts; what comes after them on their cache runs stock.
+            rows: selectors of further prefix rows that run every layer, each spending its budget on rows that
+                sink rows and the selectors before it have not taken.
+            tokenizer: the model's, for selectors that look at what tokens are.
+            corrections: of filled keys and values, measured on each prompt's own tail.
+            splice: put exact keys, values or both in place of all filled ones, to see which carry the error;
+                runs the exact prefill as well.
 
         Yields:
             Counts, filled in as calls are made.
@@ -127,7 +150,8 @@ class RidgeFill:
         port = port_of(model)
         self._check(port, tail, sink_rows, split)
         inputs = self._inputs(port, placement)
-        application = Application(port, self.split, inputs, tail=tail, sink_rows=sink_rows, plumb=plumb)
+        refinement = self._refinement(port, tail, rows, tokenizer, corrections, splice)
+        application = self._application(port, inputs, tail, sink_rows, plumb, refinement, prompt_tokens)
         try:
             application.attach()
             yield application.report
@@ -157,6 +181,38 @@ class RidgeFill:
         self._told.update(found)
         return found
 
+    def _application(
+        self,
+        port: Port,
+        inputs: LateInputs | None,
+        tail: int,
+        sink_rows: int,
+        plumb: bool,
+        refinement: Refinement,
+        prompt_tokens: int | None,
+    ) -> Application:
+        if prompt_tokens is None:
+            return Application(
+                port, self.split, inputs, tail=tail, sink_rows=sink_rows, plumb=plumb, refinement=refinement
+            )
+        if inputs is None or refinement != Refinement():
+            what = "chosen rows, corrections and splices need" if inputs else "no fill needs"
+            raise BadInput(
+                f"{what} the whole prompt at once, and it arrives in parts",
+                "leave prompt_tokens out and give prompts in one call",
+            )
+        if prompt_tokens < 1:
+            raise BadInput(f"a prompt of {prompt_tokens} tokens cannot be", "use its number of tokens")
+        return PartApplication(
+            port,
+            self.split,
+            inputs,
+            tail=tail,
+            sink_rows=sink_rows,
+            plumb=plumb,
+            prompt_tokens=prompt_tokens,
+        )
+
     def _check(self, port: Port, tail: int, sink_rows: int, split: int | None) -> None:
         if split is not None and split != self.split:
             raise BadInput(
@@ -178,6 +234,50 @@ class RidgeFill:
                 f"{what}, which {port.attention} has no mask for",
                 "load the model with sdpa or eager attention",
             )
+
+    def _refinement(
+        self,
+        port: Port,
+        tail: int,
+        rows: Iterable[Selector] | None,
+        tokenizer: object,
+        corrections: Corrections | None,
+        splice: Splice | None,
+    ) -> Refinement:
+        """What is done beside the plain fill, checked."""
+        corrections = corrections if corrections is not None and corrections.any else None
+        for what, wanted in (("chosen rows", rows), ("corrections", corrections), ("splices", splice)):
+            if wanted is not None and self.kind == "none":
+                raise BadInput(
+                    f"no fill writes nothing that {what} could go with", "fill by ridge or identity"
+                )
+            if wanted is not None and port.attention in COLUMNS_ONLY:
+                raise BadInput(
+                    f"{what} need masks, and {port.attention} has none", "load the model with sdpa or eager"
+                )
+        if splice is not None and corrections is not None:
+            raise BadInput("a splice leaves corrections nothing to correct", "use one of them")
+        if splice is not None and splice not in SPLICES:
+            raise BadInput(f"there is no splice {splice!r}", f"known: {', '.join(SPLICES)}")
+        choice = None
+        if rows is not None:
+            choice = RowChoice.ready(
+                rows,
+                port=port,
+                split=self.split,
+                tail=tail,
+                vocabulary=self._vocabulary_of(tokenizer),
+                maps=self.maps.path if self.maps is not None else None,
+            )
+        return Refinement(choice, corrections, splice)
+
+    def _vocabulary_of(self, tokenizer: object) -> Vocabulary | None:
+        """What the tokens are; kept, so that a second block need not look them up again."""
+        if tokenizer is None:
+            return None
+        if self._vocabulary is None or self._vocabulary.tokenizer is not tokenizer:
+            self._vocabulary = Vocabulary(tokenizer)
+        return self._vocabulary
 
     def _inputs(self, port: Port, placement: Placement) -> LateInputs | None:
         """Late inputs for this model; placed maps are kept, so that a second block costs nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,13 +15,32 @@ from ridgefit.errors import BadInput
 from ridgefit.models import Port, Rows
 from ridgefit.models.call import DecoderCall, cache_columns, cache_length, cache_of, layer_input
 from ridgefit.models.masks import hide_columns, padding_of
+from ridgefit.runtime.choice import RowChoice
+from ridgefit.runtime.corrections import Corrections
 from ridgefit.runtime.inputs import LateInputs
 from ridgefit.runtime.prefill import Call, Plan, Prefill
 from ridgefit.runtime.report import FillReport
+from ridgefit.runtime.selection import Selection
+from ridgefit.runtime.splice import Splice
 
 # Marks a cache whose late layers hold nothing for some columns. An attribute of the cache, so that copies
 # of the cache stay marked.
 _HIDDEN = "ridgefit_hidden_columns"
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What is done beside the plain fill.
+
+    Attributes:
+        choice: exact rows of the prefix besides sink rows; None for none.
+        corrections: of filled keys and values; None for none.
+        splice: exact keys or values in place of filled ones, to see where the error is; None for none.
+    """
+
+    choice: RowChoice | None = None
+    corrections: Corrections | None = None
+    splice: Splice | None = None
 
 
 class Application:
@@ -33,6 +53,7 @@ class Application:
         tail: last rows that run every layer.
         sink_rows: first rows that run every layer.
         plumb: hooks on, nothing filled.
+        refinement: rows, corrections, splices.
     """
 
     def __init__(
@@ -44,6 +65,7 @@ class Application:
         tail: int,
         sink_rows: int = 0,
         plumb: bool = False,
+        refinement: Refinement | None = None,
     ) -> None:
         self._port = port
         self._split = split
@@ -51,7 +73,11 @@ class Application:
         self._tail = tail
         self._sink_rows = sink_rows
         self._plumb = plumb
+        self._refinement = refinement or Refinement()
         self._prefill: Prefill | None = None
+        self._selection: Selection | None = None
+        self._plan: Plan | None = None
+        self._within = False
         self._outer: list[RemovableHandle] = []
         self._inner: list[RemovableHandle] = []
         self.report = FillReport()
@@ -81,18 +107,21 @@ class Application:
     def _before(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Decide what a call of the decoder is: a prompt to fill, a short prompt, or a continuation."""
         call = DecoderCall.parse(args, kwargs, self._port.config)
-        long = call.columns > self._tail
         if torch.compiler.is_compiling():
-            self._refuse_compiled(long)
+            self._refuse_compiled(call)
             return
         if decoder.training:
             raise BadInput("the model is in training mode, and a fill is for inference", "call model.eval()")
         self._release()  # of a call that was interrupted
+        self._decide(call)
+
+    def _decide(self, call: DecoderCall) -> None:
+        """A call is a prompt longer than the tail, a shorter one, or goes on from what its cache holds."""
         marked = hasattr(call.cache, _HIDDEN)
         # A StaticCache keeps its length on the device; a decode step must not wait for it.
         asks = call.columns > 1 or marked
         opens = call.cache is None or (asks and cache_length(call.cache) == 0)
-        if opens and long:
+        if opens and call.columns > self._tail:
             self._start(call)
         elif opens:
             self.report.exact += 1
@@ -110,24 +139,52 @@ class Application:
         for handle in self._inner:
             handle.remove()
         self._inner = []
-        self._prefill = None
+        self._prefill = self._selection = None
 
     def _start(self, call: DecoderCall) -> None:
         """Hook the late layers for a filled prefill."""
+        plan = self._first_plan(call)
+        prefill = Prefill(
+            self._port,
+            self._split,
+            plan,
+            self._inputs,
+            plumb=self._plumb,
+            corrections=self._refinement.corrections,
+            splice=self._refinement.splice,
+        )
+        if self._refinement.choice is not None and not self._plumb:
+            self._plan = plan
+            self._selection = Selection(
+                self._refinement.choice,
+                self._port,
+                self._split,
+                tail=self._tail,
+                sink_rows=self._sink_rows,
+                ids=call.ids,
+                batch=call.batch,
+                columns=call.columns,
+                pads=plan.pads,
+            )
+        self._hook_fill(call, prefill)
+
+    def _hook_fill(self, call: DecoderCall, prefill: Prefill) -> None:
+        """Hook the late layers, and the lower ones whose inputs the maps read."""
         if call.recorded:
             raise BadInput(
                 f"{call.recorded} was asked for, and filled rows have no such output in late layers",
                 "ask for it outside the fill",
             )
-        plan = self._plan(call)
-        self._prefill = Prefill(self._port, self._split, plan, self._inputs, plumb=self._plumb)
-        for layer in self._prefill.lower:
+        self._prefill = prefill
+        if self._selection is not None:
+            self._inner += self._selection.hook()
+        for layer in prefill.lower:
             keep = partial(_before_layer, self._keep_lower, layer)
             self._inner.append(self._port.layers[layer].register_forward_pre_hook(keep, with_kwargs=True))
         self._hook_layers(self._enter, self._leave)
 
-    def _plan(self, call: DecoderCall) -> Plan:
-        """Choose exact rows and count them."""
+    def _first_plan(self, call: DecoderCall) -> Plan:
+        """Exact rows that do not depend on what the prompt holds: sink rows and tail."""
         columns = call.columns
         if self._plumb:
             return Plan(Rows.everything(columns), None, stop=0)
@@ -135,8 +192,13 @@ class Application:
         pads = [] if valid is None else _left_pads(valid)
         if not any(pads):
             valid, pads = None, []
-        rows = Rows.sinks_and_tail(columns, self._tail, self._sink_rows, pads)
         stop = columns - self._tail
+        if self._refinement.choice is not None:
+            rows = Rows(columns, ((stop, columns),))
+            mask = call.attention_mask
+            plain = mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)
+            return Plan(rows, valid, stop, scattered=True, masked=not plain, pads=tuple(pads))
+        rows = Rows.sinks_and_tail(columns, self._tail, self._sink_rows, pads)
         leading = len(rows.runs) == 2 and rows.runs[0][0] == 0
         plan = Plan(rows.to(self._port.device), valid, stop, rows.runs[0][1] if leading else 0)
         self._count(call.batch, columns, pads)
@@ -168,12 +230,19 @@ class Application:
         return args, kwargs
 
     def _enter(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        if self._prefill is None:
+        if self._prefill is None or self._within:  # a probe runs late layers from within the hook
             return args, kwargs
-        return self._prefill.enter(layer, args, kwargs)
+        self._within = True
+        try:
+            if layer == self._split and self._selection is not None and self._plan is not None:
+                state, positions = layer_input(args, kwargs), kwargs.get("position_ids")
+                self._selection.settle(self._prefill, self._plan, state, positions, self.report)
+            return self._prefill.enter(layer, args, kwargs)
+        finally:
+            self._within = False
 
     def _leave(self, layer: int, output: Tensor) -> Tensor:
-        if self._prefill is None:
+        if self._prefill is None or self._within:
             return output
         output = self._prefill.leave(layer, output)
         cache = self._prefill.cache
@@ -192,12 +261,17 @@ class Application:
         )
         return args, {**kwargs, "attention_mask": mask}
 
-    def _refuse_compiled(self, long: bool) -> None:
-        if long or self._inputs is None:
-            raise BadInput(
-                "the call runs inside torch.compile, where a fill cannot act",
-                "call the prefill uncompiled, or pass disable_compile=True to generate",
-            )
+    def _refuse_compiled(self, call: DecoderCall) -> None:
+        if call.columns > self._tail or self._inputs is None:
+            raise compiled()
+
+
+def compiled() -> BadInput:
+    """What is wrong with a call that is traced, and how to mend it."""
+    return BadInput(
+        "the call runs inside torch.compile, where a fill cannot act",
+        "call the prefill uncompiled, or pass disable_compile=True to generate",
+    )
 
 
 def _before_layer(

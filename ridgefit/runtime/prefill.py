@@ -10,10 +10,15 @@ import torch
 from torch import Tensor
 
 from ridgefit.features import FeatureInputs
-from ridgefit.models import Port, RowCache, Rows
+from ridgefit.models import Port, RowCache, Rows, ScatteredRows
 from ridgefit.models.call import cache_of, layer_input, with_cache, with_layer_input
-from ridgefit.models.masks import attends_by_runs, row_mask, rows_alone_mask
+from ridgefit.models.masks import BOOLEAN, attends_by_runs, row_mask, rows_alone_mask
+from ridgefit.models.port import Rotary
+from ridgefit.models.runs import Attend, attend_runs
+from ridgefit.runtime.corrections import Corrections, measured
 from ridgefit.runtime.inputs import LateInputs
+from ridgefit.runtime.splice import ExactWrites, Splice
+from ridgefit.runtime.sweep import Buffers
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -27,12 +32,18 @@ class Plan:
         valid: `[batch, columns]` bool, False for left padding; None without padding.
         stop: columns before it are filled unless they are among `rows`.
         start: columns before it need no fill.
+        scattered: `rows` may stand anywhere in the prompt.
+        masked: the caller's mask says more than causality and padding, and the rows attend under it.
+        pads: padding columns in front of each sample; empty without padding.
     """
 
     rows: Rows
     valid: Tensor | None
     stop: int
     start: int = 0
+    scattered: bool = False
+    masked: bool = False
+    pads: tuple[int, ...] = ()
 
     @property
     def fills(self) -> bool:
@@ -49,18 +60,33 @@ class Prefill:
         plan: exact and filled rows.
         inputs: gives filled rows' layer inputs; None writes nothing for them.
         plumb: leave every row and mask as it is, and only pass through the stand-in cache.
+        corrections: of filled keys and values; None for none.
+        splice: exact keys or values in place of filled ones; None for none.
     """
 
     def __init__(
-        self, port: Port, split: int, plan: Plan, inputs: LateInputs | None, *, plumb: bool = False
+        self,
+        port: Port,
+        split: int,
+        plan: Plan,
+        inputs: LateInputs | None,
+        *,
+        plumb: bool = False,
+        corrections: Corrections | None = None,
+        splice: Splice | None = None,
     ) -> None:
         self._port = port
         self._split = split
         self._plan = plan
         self._inputs = inputs
         self._plumb = plumb
+        self._corrections = corrections
+        self._splice = splice
+        self._exact: ExactWrites | None = None
         self._lower: dict[int, Tensor] = {}
         self._kept: Tensor | None = None
+        self._held: dict[int, Buffers] = {}
+        self._scattered: dict[int | None, ScatteredRows] = {}
         self._shared: dict[tuple[str, torch.device], dict[str, Any]] = {}
         self._standin: RowCache | None = None
         self.cache: Any = None
@@ -80,11 +106,11 @@ class Prefill:
         """The call that a late layer gets instead: exact rows, and a cache that holds the filled ones."""
         hidden = layer_input(args, kwargs)
         if layer == self._split and not self._plumb:
-            self._keep(hidden)
+            self.keep(hidden, kwargs.get("position_ids"))
             hidden = self._plan.rows.take(hidden, dim=1)
             args, kwargs = with_layer_input(args, kwargs, hidden)
         self.cache = cache_of(kwargs)
-        self._standin = self._fill(layer, kwargs)
+        self._standin = self._fill(layer, kwargs, hidden)
         if not self._plumb:
             kwargs = {**kwargs, **self._rows_only(layer, hidden.device, kwargs)}
         return args, with_cache(kwargs, self._standin)
@@ -110,12 +136,28 @@ class Prefill:
         hidden = torch.ones(index.shape[0], self._plan.rows.total, dtype=torch.bool, device=index.device)
         return hidden.scatter_(1, index, value=False)
 
-    def _keep(self, state: Tensor) -> None:
-        """Compute, once for all late layers, what their maps read of the filled rows."""
+    def replan(self, plan: Plan, held: dict[int, Buffers]) -> None:
+        """Take the rows that a first sweep has led to, and the buffers it has filled."""
+        self._plan = plan
+        self._held = held
+
+    def keep(self, state: Tensor, position_ids: Tensor | None) -> None:
+        """Compute, once for all late layers, what their maps read of filled rows, and of measured ones."""
         plan = self._plan
-        if self._inputs is None or not plan.fills:
+        if self._inputs is None or not plan.fills or self._kept is not None:
             return
-        rows = slice(0, plan.stop + self._inputs.features.ahead)
+        if self._splice is not None:
+            self._exact = ExactWrites(
+                self._port,
+                self._split,
+                state,
+                plan.stop,
+                self._splice,
+                position_ids=position_ids,
+                valid=plan.valid,
+            )
+        stop = plan.stop + self._measured
+        rows = slice(0, stop + self._inputs.features.ahead)
         found = FeatureInputs(
             state=state[:, rows],
             valid=None if plan.valid is None else plan.valid[:, rows].to(state.device),
@@ -123,24 +165,68 @@ class Prefill:
             mlp=partial(self._port.mlp_activations, self._split),
         )
         self._lower = {}
-        self._kept = self._inputs.read(found)[:, plan.start : plan.stop].contiguous()
+        self._kept = self._inputs.read(found)[:, plan.start : stop].contiguous()
 
-    def _fill(self, layer: int, kwargs: dict[str, Any]) -> RowCache:
+    @property
+    def _measured(self) -> int:
+        """First tail rows on which corrections are measured."""
+        tail = self._plan.rows.total - self._plan.stop
+        return 0 if self._corrections is None else min(self._corrections.rows, tail)
+
+    def _fill(self, layer: int, kwargs: dict[str, Any], hidden: Tensor) -> RowCache:
         """Keys and values that `layer` writes for filled rows, in buffers of the prompt's length."""
-        plan, rows = self._plan, self._plan.rows
+        rows = self._plan.rows
         if self._inputs is None:
             return RowCache(rows, alone=not self._plumb)
         device = self._port.layer_device(layer)
-        by_runs = self._by_runs(layer, device, kwargs)
+        attend = self._attend(layer, device, kwargs)
         if self._kept is None:
-            return RowCache(rows, by_runs=by_runs)
-        self._kept = kept = self._kept.to(device)
-        first = max(self._first_seen(layer), plan.start)
-        inputs = self._inputs.predict(layer, kept[:, first - plan.start :])
-        rotary = tuple(part[:, first : plan.stop].to(device) for part in kwargs["position_embeddings"])
-        filled = self._port.write(layer, inputs, (rotary[0], rotary[1]))
-        keys, values = (self._buffer(part, first) for part in filled)
-        return RowCache(rows, keys, values, first=self._first_attended(layer), by_runs=by_runs)
+            return RowCache(rows, attend=attend)
+        rotary = kwargs["position_embeddings"]
+        buffers = self._held.pop(layer, None) or self.buffers(layer, rotary)
+        self._correct(layer, hidden, rotary, buffers)
+        keys, values = buffers
+        return RowCache(rows, keys, values, first=self._first_attended(layer), attend=attend)
+
+    def buffers(self, layer: int, rotary: Rotary) -> Buffers:
+        """Keys and values `[batch, kv_heads, columns, head_dim]` with what `layer` writes for filled rows.
+
+        Args:
+            layer: layer number.
+            rotary: its cosines and sines of all columns.
+        """
+        if self._inputs is None or self._kept is None:
+            raise ValueError("nothing is filled")
+        plan = self._plan
+        self._kept = kept = self._kept.to(self._port.layer_device(layer))
+        first = self._first_written(layer)
+        inputs = self._inputs.predict(layer, kept[:, first - plan.start : plan.stop - plan.start])
+        written = self._port.written(layer, inputs)
+        if self._exact is not None:
+            written = self._exact.put(layer, written, first)
+        keys = self._port.rotate(layer, written.keys, _part(rotary, first, plan.stop, kept.device))
+        return self._buffer(keys, first), self._buffer(written.values, first)
+
+    def _correct(self, layer: int, hidden: Tensor, rotary: Rotary, buffers: Buffers) -> None:
+        """Amend filled rows by what the first tail rows say of this layer; `hidden` is of the exact rows."""
+        if self._corrections is None or self._inputs is None or self._kept is None:
+            return
+        plan, rows, device = self._plan, self._measured, hidden.device
+        tail = hidden.shape[1] - (plan.rows.total - plan.stop)
+        end = plan.stop + rows
+        amendment = measured(
+            self._corrections,
+            self._port,
+            layer,
+            hidden[:, tail : tail + rows],
+            self._inputs.predict(layer, self._kept[:, plan.stop - plan.start : end - plan.start]),
+            _part(rotary, plan.stop, end, device),
+            None if plan.valid is None else plan.valid[:, plan.stop : end].to(device),
+        )
+        first = self._first_written(layer)
+        keys, values = (part[:, :, first : plan.stop] for part in buffers)
+        values.copy_(amendment.values(values))
+        keys.copy_(amendment.keys(self._port, layer, keys, _part(rotary, first, plan.stop, device)))
 
     def _buffer(self, filled: Tensor, first: int) -> Tensor:
         """`filled` at its columns in a buffer for all of them; zeros before, exact rows to come."""
@@ -148,28 +234,41 @@ class Prefill:
         buffer = filled.new_empty(batch, heads, self._plan.rows.total, width)
         buffer[:, :, :first].zero_()
         buffer[:, :, first : self._plan.stop].copy_(filled)
+        buffer[:, :, self._plan.stop :].zero_()  # a probe must not meet numbers that are none
         return buffer
 
+    def _first_written(self, layer: int) -> int:
+        """First column that is filled in `layer`."""
+        return max(self._first_seen(layer), self._plan.start)
+
     def _first_seen(self, layer: int) -> int:
-        """First column that the window of the first tail row still sees in `layer`."""
+        """First column that the window of the first tail row still sees in `layer`; 0 with rows before it."""
         window = self._port.window(layer)
-        return 0 if window is None else max(0, self._plan.stop - window + 1)
+        return 0 if window is None or self._plan.scattered else max(0, self._plan.stop - window + 1)
 
     def _first_attended(self, layer: int) -> int:
         """First column handed to attention: a window's columns, if no sink row needs the start."""
         return self._first_seen(layer) if self._plan.rows.is_tail and self._kept is not None else 0
 
-    def _by_runs(self, layer: int, device: torch.device, kwargs: dict[str, Any]) -> bool:
-        """Whether the exact rows of `layer` attend run by run instead of under a mask."""
+    def _attend(self, layer: int, device: torch.device, kwargs: dict[str, Any]) -> Attend | None:
+        """How the exact rows of `layer` attend where it is not under a mask."""
         if self._plumb or self._inputs is None:
-            return False
-        return attends_by_runs(
+            return None
+        if self._plan.scattered:
+            if self._plan.masked or self._port.attention != BOOLEAN:
+                return None
+            window = self._port.window(layer)
+            if window not in self._scattered:
+                self._scattered[window] = ScatteredRows(self._plan.rows, window=window, pads=self._plan.pads)
+            return self._scattered[window]
+        by_runs = attends_by_runs(
             kwargs["attention_mask"],
             self._plan.rows,
             first=self._first_attended(layer),
             attention=self._port.attention,
             device=device,
         )
+        return partial(attend_runs, runs=self._plan.rows.runs) if by_runs else None
 
     def _rows_only(self, layer: int, device: torch.device, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Mask and positions of the exact rows; the same for all layers of a kind."""
@@ -178,18 +277,26 @@ class Prefill:
             rows = self._plan.rows
             stock = kwargs["attention_mask"]
             padded = self._plan.valid is not None
+            attend = self._attend(layer, device, kwargs)
             if self._inputs is None:
                 mask = rows_alone_mask(stock, rows, padded=padded)
+            elif attend is not None:
+                mask = None
             else:
                 first = self._first_attended(layer)
                 attention = self._port.attention
                 mask = row_mask(stock, rows, first=first, padded=padded, attention=attention, device=device)
             positions = kwargs.get("position_ids")
-            by_runs = self._by_runs(layer, device, kwargs)
             self._shared[key] = {
                 "attention_mask": mask,
-                **({"is_causal": False} if by_runs else {}),
+                **({} if attend is None else {"is_causal": False}),
                 "position_embeddings": tuple(rows.take(part, 1) for part in kwargs["position_embeddings"]),
                 "position_ids": None if positions is None else rows.take(positions, dim=1),
             }
         return self._shared[key]
+
+
+def _part(rotary: Rotary, first: int, stop: int, device: torch.device) -> Rotary:
+    """Cosines and sines of some columns."""
+    cos, sin = (part[:, first:stop].to(device) for part in rotary)
+    return cos, sin

@@ -68,7 +68,8 @@ def parameters(name: str) -> dict[str, Any]:
 def test_every_command_is_walked() -> None:
     assert {name.split()[0] for name in SECTIONS} | OTHERS == set(COMMANDS)
     used = {settings for settings in vars(recipe).values() if isinstance(settings, type)}
-    top = {s for s in used if issubclass(s, Settings)} - {Settings, recipe.RunRecipe, ArmSettings}
+    within = {Settings, recipe.RunRecipe, ArmSettings, recipe.CandidateSettings}
+    top = {s for s in used if issubclass(s, Settings)} - within
     assert top - set(kinds(item_type(EvalSettings.model_fields["tasks"].annotation)).values()) == set(ALL)
 
 
@@ -120,7 +121,13 @@ def _nested(word: str, settings: type[BaseModel]) -> dict[str, Any]:
 
 
 def _plain(field: str, annotation: Any, second: int | None, default: Any = None, low: int = 7) -> Any:
-    known = {"device": "cuda:1", "shard": "2/3", "alphas": [0.5, 0.25]}
+    known = {
+        "device": "cuda:1",
+        "shard": "2/3",
+        "alphas": [0.5, 0.25],
+        "layers": "first:5",
+        "candidates": ["mlp", "previous-1/rank=3/layers=4-9"],
+    }
     if field in known:
         value = known[field]
         return value[second or 0] if isinstance(value, list) else value

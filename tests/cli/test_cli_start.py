@@ -37,7 +37,7 @@ def test_help_lists_every_command() -> None:
     assert all(f" {name} " in printed for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "bench prefill"])
+@pytest.mark.parametrize("name", [*COMMANDS, "bench prefill", "calibrate recall"])
 def test_help_of_a_command_imports_nothing_heavy(name: str) -> None:
     status, heavy, printed = loaded_by(*name.split(), "--help")
     assert (status, heavy) == (0, [])

@@ -30,7 +30,7 @@ STRICT = Measure("strict", "needles found", "share", "higher", binary=True)
 
 
 def arm(kind: str, label: str | None = None, split: int | None = 6, **more: object) -> SimpleNamespace:
-    settings = {"tail": None, "sink_rows": 0, **more}
+    settings = {"tail": None, "sink_rows": 0, "maps": None, **more}
     return SimpleNamespace(
         kind=kind, label=label or kind, split=None if kind == "exact" else split, **settings
     )
@@ -295,6 +295,34 @@ def test_the_penalty_grid_marks_the_choice(result: EvalResult, tmp_path: Path) -
     assert "Penalty grid" not in report(tmp_path, maps=solved(tmp_path / "no scores", None)).read_text()
     with pytest.raises(BadInput, match="split 6"):
         report(tmp_path, maps=solved(tmp_path / "bad", {"grid": [{"x": 1}]}))
+
+
+def test_candidates_are_shown_with_what_was_chosen(result: EvalResult, tmp_path: Path) -> None:
+    gain = {"mean": 0.75, "low": 0.6, "high": 0.8, "n": 16}
+    plain = {
+        "name": "plain",
+        "keys": 0.967,
+        "values": 0.817,
+        "energy": None,
+        "copied": 0.2,
+        "copied_gain": None,
+        "loss": 0.0712,
+        "loss_gain": None,
+        "extra": 0.0,
+        "frontier": True,
+    }
+    low = {**plain, "name": "r32", "energy": 0.853, "copied": 0.95, "copied_gain": gain, "extra": 0.06}
+    frontier = {"chosen": "r32", "reason": "it copies", "candidates": [plain, low]}
+    write_json(tmp_path / EVALUATION, result.model_dump(mode="json"))
+    text = report(tmp_path, maps=solved(tmp_path / "maps", {"frontier": frontier})).read_text()
+    assert "| plain + | 0.9670 | 0.8170 | – | 20.0 % | – | +0.0712 | – | +0.0 % |" in text
+    assert "| r32 * | 0.9670 | 0.8170 | 85.3 % | 95.0 % | +75.0 [+60.0, +80.0] |" in text
+    assert "Chosen for split 6: r32; it copies." in text
+    without = report(tmp_path, maps=solved(tmp_path / "alone", {"choice": {}})).read_text()
+    assert "chosen from" not in without
+    for number, bad in enumerate(([], {"chosen": "r32"}, {**frontier, "candidates": [{"name": "r32"}]})):
+        with pytest.raises(BadInput, match="candidates of split 6"):
+            report(tmp_path, maps=solved(tmp_path / f"bad {number}", {"frontier": bad}))
 
 
 def solved(folder: Path, scores: object) -> Path:

@@ -91,3 +91,51 @@ def _size(value: Any) -> int | None:
 
 def _instead(state: torch.Tensor, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (state, *args[1:])
+
+
+class OneRow:
+    """A cache for one row: takes its key and value, hands back what the row may see."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, column: int, first: int) -> None:
+        self.held = (keys, values)
+        self.column, self.first = column, first
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        for held, new in zip(self.held, (keys, values), strict=True):
+            held[:, :, self.column : self.column + 1] = new
+        return tuple(held[:, :, self.first : self.column + 1] for held in self.held)
+
+
+@torch.no_grad()
+def row_by_row(
+    model: Any, ids: torch.Tensor, split: int, predict: Predict, rows: list[int]
+) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """One unpadded prompt, its late layers run by stock code for one row at a time, no mask anywhere.
+
+    Args:
+        rows: columns that run every layer, ascending.
+
+    Returns:
+        Last hidden state before the head of these rows `[1, rows, hidden]`, and each late layer's keys and
+        values of all columns, filled and exact.
+    """
+    port = port_of(model)
+    state = model(ids, output_hidden_states=True).hidden_states[split]
+    hidden = {row: state[:, row : row + 1] for row in rows}
+    caches = []
+    for layer in range(split, port.n_layers):
+        rotary = port.position_embeddings(layer, state, torch.arange(ids.shape[1])[None])
+        keys, values = (part.clone() for part in port.write(layer, predict(layer, state), rotary))
+        window = port.window(layer)
+        for row in rows:
+            first = 0 if window is None else max(0, row - window + 1)
+            own = tuple(part[:, row : row + 1] for part in rotary)
+            hidden[row] = port.layers[layer](
+                hidden[row],
+                attention_mask=None,
+                position_embeddings=own,
+                position_ids=torch.tensor([[row]]),
+                cache=OneRow(keys, values, row, first),
+            )
+        caches.append((keys, values))
+    return torch.cat([hidden[row] for row in rows], dim=1), caches

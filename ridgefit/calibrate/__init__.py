@@ -1,0 +1,1 @@
+"""Data in, frozen policy file out: recall thresholds and refresh controllers."""

@@ -1,0 +1,124 @@
+"""Which candidates a solve compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ridgefit.errors import BadInput
+from ridgefit.features import FeatureList, SplitShape
+from ridgefit.models import Port
+from ridgefit.recipe import CandidateSettings, SolveSettings
+
+PLAIN_MAPS = CandidateSettings(features=("state",))
+_RANKS = (18, 9)
+_FIRST = 3
+
+
+def candidates_of(
+    settings: SolveSettings, captured: Sequence[str], hidden: int, late: int
+) -> list[CandidateSettings]:
+    """The plain maps, then every other candidate, those of the same features together.
+
+    Args:
+        settings: of the solve.
+        captured: names of captured features.
+        hidden: width of the state.
+        late: late layers of the split with the fewest.
+
+    Raises:
+        BadInput: `--features auto` with nothing to choose among.
+    """
+    named = list(settings.candidates)
+    if settings.auto and not named:
+        named = list(default_candidates(captured, hidden, late))
+    if not settings.auto:
+        named.append(settings.wanted(tuple(captured)))
+    others: dict[str, CandidateSettings] = {}
+    for candidate in named:
+        if not candidate.plain:
+            others.setdefault(candidate.label, candidate)
+    if settings.auto and not others:
+        raise BadInput(
+            f"there is nothing to choose among: the capture holds {', '.join(captured)}",
+            "capture again with --features state,previous-1",
+        )
+    order = {names: place for place, names in enumerate(dict.fromkeys(c.features for c in others.values()))}
+    return [PLAIN_MAPS, *sorted(others.values(), key=lambda candidate: order[candidate.features])]
+
+
+def default_candidates(captured: Sequence[str], hidden: int, late: int) -> Iterator[CandidateSettings]:
+    """What `--features auto` tries: the captured features, one more at a time.
+
+    Each list of features at full width, which bounds what a bottleneck can do; through ranks of an 18th and a
+    9th of the hidden width (32 and 64 of 576), in all late layers; and through the former in the first third
+    of them only. Controls are never candidates.
+    """
+    controls = FeatureList(captured).controls
+    names = [name for name in captured if name not in controls]
+    ranks = sorted({max(1, hidden // share) for share in _RANKS})
+    for stop in range(2, len(names) + 1):
+        features = tuple(names[:stop])
+        yield CandidateSettings(features=features)
+        for rank in ranks:
+            yield CandidateSettings(features=features, rank=rank)
+        yield CandidateSettings(features=features, rank=ranks[0], layers=f"first:{max(1, late // _FIRST)}")
+
+
+def require_solvable(
+    candidates: Sequence[CandidateSettings], captured: Sequence[str], port: Port, splits: Sequence[int]
+) -> None:
+    """Refuse candidates that no capture of these features can give, before anything is read.
+
+    Raises:
+        BadInput: one reads what was not captured, or has a rank or layers that do not exist at some split.
+    """
+    for candidate in candidates:
+        missing = [name for name in candidate.features if name not in captured]
+        if missing:
+            raise BadInput(
+                f"the capture holds no feature {missing[0]!r}, only {', '.join(captured)}",
+                f"capture again with --features {','.join([*captured, *missing])}",
+            )
+        for split in splits:
+            wide_layers(candidate, split, port.n_layers - split)
+            rest = FeatureList(candidate.features).width(SplitShape.of(port, split)) - port.hidden
+            if candidate.rank is not None and candidate.rank > rest:
+                raise BadInput(
+                    f"a bottleneck of rank {candidate.rank} is wider than the {rest} inputs that "
+                    f"{', '.join(candidate.features[1:])} have",
+                    f"use a rank of at most {rest}, or none",
+                )
+
+
+def wide_layers(candidate: CandidateSettings, split: int, late: int) -> list[int]:
+    """Late layers, as indices from the split, that read more than the state; all where nothing is more.
+
+    Args:
+        candidate: what is read, and where.
+        split: first late layer.
+        late: how many late layers there are.
+
+    Raises:
+        BadInput: there are none of those it names.
+    """
+    if candidate.plain and (candidate.rank is not None or candidate.layers != "all"):
+        raise BadInput(
+            "maps of the state alone have no bottleneck and read the same in every layer",
+            "name further features, or leave --rank and --layers out",
+        )
+    kind, _, number = candidate.layers.partition(":")
+    if kind == "all":
+        return list(range(late))
+    if kind == "first":
+        # The split layer's own input is the state, so its map has nothing to gain.
+        found = list(range(late))[1 : 1 + int(number)]
+    else:
+        first, last = (int(part) - split for part in candidate.layers.split("-"))
+        found = [at for at in range(late) if first <= at <= last]
+    if not found:
+        raise BadInput(
+            f"layers {candidate.layers} of candidate {candidate.label!r} are none of the late layers "
+            f"{split} to {split + late - 1}",
+            "name late layers, or first:N",
+        )
+    return found

@@ -1,0 +1,216 @@
+"""Speculative decoding as a call of one's own, and inside `target.generate(..., custom_generate=…)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgefit.errors import BadInput
+from ridgefit.runtime.draft.controllers import Controller
+from ridgefit.runtime.draft.drafter import Drafter
+from ridgefit.runtime.draft.policy import Policy
+from ridgefit.runtime.draft.settings import CacheSettings
+from ridgefit.runtime.speculative.choose import Chooser
+from ridgefit.runtime.speculative.loop import Round, Speculation, Stop
+from ridgefit.runtime.speculative.verify import StoredVerifier, TargetVerifier, Verifier
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One request's output and what it took.
+
+    Attributes:
+        tokens: output ids.
+        rounds: every verification of at least one drafted token.
+        refreshes: re-selections of the draft cache.
+        score_seconds: time spent on selections, the first one included.
+        changed: share of selected columns replaced, per refresh.
+        widest: most columns that draft attention saw while decoding.
+        budget: most it may see; None without compression.
+        repeated: draft tokens run again to take recurrent states back.
+    """
+
+    tokens: list[int]
+    rounds: list[Round]
+    refreshes: int
+    score_seconds: float
+    changed: list[float]
+    widest: int
+    budget: int | None
+    repeated: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft model and how its cache is kept small.
+
+    Attributes:
+        model: draft model; the target itself for self-speculation.
+        policy: see `ridgefit.runtime.draft.POLICIES`.
+        settings: sizes of the cache.
+        controller: makes a new controller for each request; None takes the policy's own.
+        drafted: tokens drafted per round.
+    """
+
+    model: Any
+    policy: Policy
+    settings: CacheSettings | None = None
+    controller: Callable[[], Controller] | None = None
+    drafted: int = 5
+
+
+def decode(
+    target: Any,
+    draft: Draft,
+    prompt: Sequence[int],
+    new_tokens: int,
+    *,
+    stop: Stop = lambda _: False,
+    chooser: Chooser | None = None,
+    measure_every: int | None = None,
+    emit: Callable[[list[int]], None] = lambda _: None,
+) -> Decoded:
+    """Decode one prompt with a target model; the output is the target's own.
+
+    Args:
+        target: model whose output it is.
+        draft: what drafts for it.
+        prompt: token ids.
+        new_tokens: most output tokens.
+        stop: whether decoding ends with the last of these tokens.
+        chooser: how logits become tokens; greedy if absent.
+        measure_every: tokens between measurements of attention mass in sight.
+        emit: called with the tokens that each round adds.
+
+    Raises:
+        BadInput: vocabularies of different sizes; a draft that has no cache to compress; sizes that do not
+            fit.
+    """
+    require_one_vocabulary(target, draft.model)
+    picked = chooser or Chooser()
+    return _run(TargetVerifier(target, picked), draft, picked, prompt, new_tokens, stop, measure_every, emit)
+
+
+def replay(
+    draft: Draft,
+    prompt: Sequence[int],
+    continuation: Sequence[int],
+    *,
+    stop: Stop = lambda _: False,
+    measure_every: int | None = None,
+) -> Decoded:
+    """What greedy decoding would have been with this draft, given the target's greedy continuation."""
+    verifier = StoredVerifier(continuation)
+    return _run(verifier, draft, Chooser(), prompt, len(continuation), stop, measure_every, lambda _: None)
+
+
+def drafting(draft: Draft, report: Callable[[Decoded], None] = lambda _: None) -> Callable[..., Tensor]:
+    """A decoding method for transformers: `target.generate(ids, custom_generate=drafting(draft))`.
+
+    Processors, stopping criteria, end tokens and streamers are those of the call. Batch 1.
+
+    Args:
+        draft: what drafts.
+        report: called with what it took.
+    """
+
+    def custom_generate(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Tensor:
+        del synced_gpus
+        _require_one_row(input_ids, model_kwargs)
+
+        def stop(tokens: Sequence[int]) -> bool:
+            ids = torch.tensor([list(tokens)], device=input_ids.device)
+            return bool(stopping_criteria(ids, None)[0])
+
+        def emit(tokens: list[int]) -> None:
+            for token in tokens:
+                if streamer is not None:
+                    streamer.put(torch.tensor([token]))
+
+        prompt = input_ids[0].tolist()
+        processor = logits_processor if len(logits_processor) else None
+        decoded = decode(
+            model,
+            draft,
+            prompt,
+            generation_config.max_length - len(prompt),
+            stop=stop,
+            chooser=Chooser(sample=bool(generation_config.do_sample), process=processor),
+            emit=emit,
+        )
+        if streamer is not None:
+            streamer.end()
+        report(decoded)
+        new = torch.tensor([decoded.tokens], dtype=input_ids.dtype, device=input_ids.device)
+        return torch.cat([input_ids, new], dim=1)
+
+    return custom_generate
+
+
+def require_one_vocabulary(target: Any, draft: Any) -> None:
+    """Refuse models whose token ids cannot mean the same.
+
+    Raises:
+        BadInput: both sizes.
+    """
+    sizes = [int(model.config.get_text_config(decoder=True).vocab_size) for model in (target, draft)]
+    if sizes[0] != sizes[1]:
+        raise BadInput(
+            f"the target has a vocabulary of {sizes[0]} tokens and the draft one of {sizes[1]}",
+            "use a draft with the target's tokenizer",
+        )
+
+
+def _require_one_row(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
+    if input_ids.shape[0] != 1:
+        raise BadInput(
+            f"drafting works on one prompt at a time, and {input_ids.shape[0]} were given",
+            "call generate once for each",
+        )
+    mask = model_kwargs.get("attention_mask")
+    if mask is not None and not bool(mask.bool().all()):
+        raise BadInput("the prompt is padded, and drafting works on plain prompts", "leave padding out")
+
+
+def _run(
+    verifier: Verifier,
+    draft: Draft,
+    chooser: Chooser,
+    prompt: Sequence[int],
+    new_tokens: int,
+    stop: Stop,
+    measure_every: int | None,
+    emit: Callable[[list[int]], None],
+) -> Decoded:
+    drafter = Drafter(draft.model, draft.policy, draft.settings)
+    controller = draft.controller() if draft.controller else None
+    speculation = Speculation(
+        verifier, drafter, chooser, controller, drafted=draft.drafted, measure_every=measure_every
+    )
+    decoding = speculation.start(prompt)
+    for tokens in speculation.rounds(decoding, new_tokens, stop):
+        emit(tokens)
+    spent = drafter.spent
+    return Decoded(
+        tokens=decoding.generated,
+        rounds=decoding.rounds,
+        refreshes=spent.refreshes,
+        score_seconds=spent.score_seconds,
+        changed=spent.changed,
+        widest=drafter.widest,
+        budget=drafter.budget,
+        repeated=spent.repeated,
+    )
