@@ -319,6 +319,9 @@ class PushSettings(Settings):
     pr: bool = Field(False, description="open a pull request instead of moving the branch")
     dry_run: bool = Field(False, description="judge everything and list files and sizes; send nothing")
     evaluation: Path | None = Field(None, description="folder of `ridgefit eval` on these maps, for the card")
+    bench: Path | None = Field(
+        None, description="JSON of `ridgefit bench prefill` with these maps, for the card"
+    )
     base_model: str | None = Field(
         None, description="org/name@<40 hex digits>, where the fit did not record them"
     )
