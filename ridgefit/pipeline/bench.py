@@ -19,7 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from ridgefit import cost
-from ridgefit.errors import CheckFailed
+from ridgefit.errors import BadInput, CheckFailed
 from ridgefit.evaluate.run import maps_identity
 from ridgefit.hub import local_maps
 from ridgefit.maps import Fingerprint
@@ -102,6 +102,7 @@ def bench_prefill(settings: BenchPrefillSettings, progress: Progress | None = No
         BadInput: an unknown preset, device, split or tail.
         CheckFailed: an arm filled nothing or gave logits that are not finite.
     """
+    _require_consistent(settings)
     path = None if settings.maps is None else local_maps(settings.maps)
     maps = own_maps(path)
     own = settings.model is not None
@@ -146,6 +147,16 @@ def bench_prefill(settings: BenchPrefillSettings, progress: Progress | None = No
         machine=machine(),
         timings=tuple(timings),
     )
+
+
+def _require_consistent(settings: BenchPrefillSettings) -> None:
+    """Refuse settings that say one thing twice."""
+    if settings.maps is not None and settings.model is None:
+        raise BadInput("maps belong to a model, and none is named", "name it with --model")
+    if settings.maps is not None and not settings.plain:
+        raise BadInput("maps say themselves what they read", "leave --features, --rank and --layers out")
+    if settings.model is not None and settings.vocab is not None:
+        raise BadInput(f"{settings.model} has its own vocabulary", "leave --vocab out")
 
 
 def _preset(settings: BenchPrefillSettings) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 
 from ridgefit import cost
 from ridgefit.errors import BadInput
-from ridgefit.maps import Fingerprint, LayerMap, MapSet, kind_of, load_maps, read_maps_manifest, reads_text
+from ridgefit.maps import Fingerprint, LayerMap, MapSet, kind_of, load_maps, read_maps_manifest
 from ridgefit.models import port_of
 from ridgefit.pipeline.map_reads import MapReads
 from ridgefit.recipe import BenchPrefillSettings, MapReadsSettings
@@ -38,10 +38,7 @@ class BenchArm:
     @property
     def text(self) -> str | None:
         """What its maps read, for people."""
-        if self.reads is None:
-            return None
-        through = self.reads.bottleneck
-        return reads_text(self.reads.features, through[1] if through else None, len(self.reads.state_only))
+        return None if self.reads is None else self.reads.text
 
 
 def own_maps(path: Path | None) -> dict[int, MapSet]:
@@ -118,7 +115,7 @@ def _reads(
     if own is not None:
         return [MapReads.of_maps(shape, own)]
     plain = MapReadsSettings().reads
-    wanted = [plain] if settings.reads == plain else [plain, settings.reads]
+    wanted = [plain] if settings.plain else [plain, settings.reads]
     return [MapReads.of(shape, split, item) for item in wanted]
 
 

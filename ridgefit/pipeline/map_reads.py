@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ridgefit import cost
 from ridgefit.errors import BadInput
 from ridgefit.features import FeatureList, SplitShape
-from ridgefit.maps import MapSet
+from ridgefit.maps import MapSet, reads_text
 from ridgefit.pipeline.candidate_list import wide_layers
 from ridgefit.recipe import CandidateSettings
 
@@ -79,6 +79,12 @@ class MapReads:
     def plain(self) -> bool:
         """Whether they are the paper's maps."""
         return len(self.features) == 1
+
+    @property
+    def text(self) -> str:
+        """What they read, for people."""
+        through = self.bottleneck
+        return reads_text(self.features, through[1] if through else None, len(self.state_only))
 
     def arm(self, split: int, tail: int, sink_rows: int) -> cost.Arm:
         """The ridge arm with these maps."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from ridgefit import cost
 from ridgefit.errors import BadInput
 from ridgefit.files import read_json
-from ridgefit.maps import reads_text
-from ridgefit.pipeline.map_reads import MapReads
-from ridgefit.recipe import MapReadsSettings, PlanSettings
+from ridgefit.recipe import PlanSettings
+
+if TYPE_CHECKING:
+    from ridgefit.pipeline.map_reads import MapReads
 
 _BUNDLED = Path(__file__).parents[1] / "bundled"
 _WINDOW = 2048
@@ -151,7 +152,9 @@ def _arm(
     shape: cost.ModelShape, settings: PlanSettings, suggestion: cost.Suggestion
 ) -> tuple[cost.Arm, MapReads | None]:
     """The arm, and what its maps read where that is more than the state."""
-    if settings.arm != "ridge" and settings.reads != MapReadsSettings().reads:
+    if settings.map_width is not None and not settings.plain:
+        raise BadInput("the width of a map follows from its features", "leave --map-width out")
+    if settings.arm != "ridge" and not settings.plain:
         raise BadInput(
             f"the {settings.arm} arm has no maps that could read {', '.join(settings.features)}",
             "use --arm ridge, or leave --features, --rank and --layers out",
@@ -175,16 +178,16 @@ def _arm(
         map_width=settings.map_width,
     )
     cost.check_arm(shape, plain, settings.tokens)
-    if settings.reads == MapReadsSettings().reads:
+    if settings.plain:
         return plain, None
+    from ridgefit.pipeline.map_reads import MapReads  # loads torch, which a plain plan does without
+
     reads = MapReads.of(shape, split, settings.reads)
     return reads.arm(split, tail, settings.sink_rows), reads
 
 
 def _reads(reads: MapReads | None) -> str:
-    if reads is None:
-        return "state"
-    return reads_text(reads.features, reads.bottleneck and reads.bottleneck[1], len(reads.state_only))
+    return "state" if reads is None else reads.text
 
 
 def _map_bytes(shape: cost.ModelShape, arm: cost.Arm, reads: MapReads | None, *, int8: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ridgefit.recipe.base import ArmKind, Device, DType, Settings
 from ridgefit.recipe.solving import LAYERS_PATTERN, CandidateSettings
@@ -25,6 +25,11 @@ class MapReadsSettings(Settings):
         pattern=LAYERS_PATTERN,
         description="late layers that read more than the state: all, first:5 above the split, or 16-20",
     )
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but the state is named."""
+        return (self.features, self.rank, self.layers) == (("state",), None, "all")
 
     @property
     def reads(self) -> CandidateSettings:
@@ -51,12 +56,6 @@ class PlanSettings(MapReadsSettings):
         None, gt=0, description="the machine's 10^12 multiply-accumulates per second; gives seconds"
     )
     memory: float | None = Field(None, gt=0, description="GiB of the device; refuse what does not fit")
-
-    @model_validator(mode="after")
-    def _one_width(self) -> PlanSettings:
-        if self.map_width is not None and self.reads != MapReadsSettings().reads:
-            raise ValueError("the width of a map follows from its features; leave map_width out")
-        return self
 
 
 class BenchPrefillSettings(MapReadsSettings):
@@ -88,13 +87,3 @@ class BenchPrefillSettings(MapReadsSettings):
         "sdpa", description="transformers' attention implementation"
     )
     seed: int = Field(0, ge=0, description="seed of weights, maps and tokens")
-
-    @model_validator(mode="after")
-    def _own_maps(self) -> BenchPrefillSettings:
-        if self.maps is not None and self.model is None:
-            raise ValueError("maps belong to a model; name it as model")
-        if self.maps is not None and self.reads != MapReadsSettings().reads:
-            raise ValueError("maps say themselves what they read; leave features, rank and layers out")
-        if self.model is not None and self.vocab is not None:
-            raise ValueError("a model with its own weights has its own vocabulary; leave vocab out")
-        return self
