@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from ridgefit.recipe.base import Settings
+from ridgefit.recipe.base import ArmKind, Settings
 from ridgefit.recipe.rows import Correction, RowsField, Splice, row_label
 
-ArmKind = Literal["exact", "none", "identity", "ridge", "pop"]
 _LATER = {"rows": (), "corrections": (), "correction_rows": 512, "splice": None}
 
 
