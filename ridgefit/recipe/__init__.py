@@ -17,6 +17,10 @@ from pydantic import (
 )
 
 from ridgefit.recipe.base import Settings as Settings
+from ridgefit.recipe.drafting import AcceptanceSettings as AcceptanceSettings
+from ridgefit.recipe.drafting import CalibrateRefreshSettings as CalibrateRefreshSettings
+from ridgefit.recipe.drafting import DraftGenerateSettings as DraftGenerateSettings
+from ridgefit.recipe.drafting import TrainDraftSettings as TrainDraftSettings
 from ridgefit.recipe.recall import CalibrateRecallSettings as CalibrateRecallSettings
 from ridgefit.recipe.recall import RecallEvalSettings as RecallEvalSettings
 from ridgefit.recipe.solving import CandidateSettings as CandidateSettings

@@ -1,0 +1,77 @@
+"""A model that decodes by itself with a compressed cache (RIFT appendix F), judged along known text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgefit.runtime.draft.drafter import Drafter
+from ridgefit.runtime.draft.signals import Interval
+from ridgefit.runtime.speculative.generate import Draft
+
+
+@dataclass(frozen=True)
+class Along:
+    """One prompt, teacher forced on a continuation.
+
+    Attributes:
+        agreed: per token, whether the model under the policy would have chosen it.
+        nll: per token, its negative log-probability in nats.
+        refreshes: re-selections.
+        widest: most columns that attention saw.
+    """
+
+    agreed: list[bool]
+    nll: list[float]
+    refreshes: int
+    widest: int
+
+
+def along(draft: Draft, prompt: Sequence[int], continuation: Sequence[int]) -> Along:
+    """What a model under a cache policy says about a continuation, one token at a time.
+
+    Signals count every token as a round of one: accepted if it is what the model would have chosen.
+    """
+    drafter = Drafter(draft.model, draft.policy, draft.settings)
+    make = draft.controller or (
+        None if draft.policy.controller is None else lambda: draft.policy.controller(drafter.settings)
+    )
+    controller = make() if make else None
+    drafter.prefill(prompt)
+    interval = Interval()
+    committed = list(prompt)
+    agreed: list[bool] = []
+    nll: list[float] = []
+    held: list[Tensor] = []
+
+    def choose(_prefix: Sequence[int], logits: Tensor) -> tuple[int, None]:
+        held.append(logits)
+        return int(logits.argmax()), None
+
+    for token in continuation:
+        proposal = drafter.propose(committed, 1, choose)
+        logits = held.pop()
+        agreed.append(proposal.tokens[0] == token)
+        nll.append(
+            float(
+                torch.nn.functional.cross_entropy(
+                    logits.float()[None], logits.new_tensor([token], dtype=torch.long)
+                )
+            )
+        )
+        interval.add(int(agreed[-1]), proposal.entropies, proposal.top1)
+        committed.append(token)
+        drafter.settle(len(committed) - 1)
+        drafter.select_if_needed()
+        done = len(agreed)
+        if controller is not None and controller.due(
+            done,
+            lambda done=done: interval.read(
+                drift=drafter.drift(), since=drafter.since, progress=done / len(prompt)
+            ),
+        ):
+            drafter.refresh()
+    return Along(agreed, nll, drafter.spent.refreshes, drafter.widest)
