@@ -10,12 +10,13 @@ import typer
 
 from ridgefit.cli.options import Out, command
 from ridgefit.cli.output import Output
-from ridgefit.recipe import EvalSettings, ModelSettings
+from ridgefit.recipe import AcceptanceSettings, EvalSettings, ModelSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ridgefit.evaluate import EvalResult
+    from ridgefit.evaluate.acceptance_summary import AcceptanceResult
 
 
 def evaluate(
@@ -28,6 +29,9 @@ def evaluate(
     ] = None,
 ) -> None:
     """Judge arms against exact, paired, with intervals; the same command goes on where it stopped."""
+    if isinstance(settings.tasks[0], AcceptanceSettings):
+        _acceptance(model, settings, settings.tasks[0], out, output)
+        return
     from ridgefit import cost
     from ridgefit.evaluate import evaluate
     from ridgefit.evaluate.arms import resolve_arms
@@ -44,6 +48,34 @@ def evaluate(
     for line in result.warnings:
         output.warn(line)
     output.result(result, lambda console: _show(console, result, out))
+
+
+def _acceptance(
+    model: ModelSettings, settings: EvalSettings, task: AcceptanceSettings, out: Path, output: Output
+) -> None:
+    from ridgefit.evaluate.acceptance import evaluate_acceptance
+
+    with output.progress() as progress:
+        result = evaluate_acceptance(
+            model.load_options(),
+            task,
+            out,
+            fraction=settings.fraction,
+            resamples=settings.resamples,
+            seed=settings.seed,
+            progress=progress,
+        )
+    output.result(result, lambda console: _show_acceptance(console, result, out))
+
+
+def _show_acceptance(console: Console, result: AcceptanceResult, out: Path) -> None:
+    from ridgefit.cli.render import grid, plain
+    from ridgefit.evaluate.acceptance_tables import tables, title
+
+    plain(console, title(result))
+    for header, rows in tables(result):
+        console.print(grid(header, rows))
+    plain(console, f"written to {out}")
 
 
 def _show(console: Console, result: EvalResult, out: Path) -> None:

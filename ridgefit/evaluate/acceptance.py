@@ -109,7 +109,7 @@ def score_prompt(pair: Pair, job: Job) -> list[dict[str, Any]]:
     limit = pair.target.positions
     if limit is not None and len(tokens) + settings.new_tokens > limit:
         raise BadInput(
-            f"prompt {job.prompt.id} needs {len(tokens) + settings.new_tokens} positions, the model has {limit}",
+            f"prompt {job.prompt.id} needs {len(tokens) + settings.new_tokens} positions of {limit}",
             "shorten --prompt or --new-tokens",
         )
     ends = frozenset[int]() if settings.forced else end_tokens(pair.target)

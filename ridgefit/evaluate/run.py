@@ -60,6 +60,12 @@ def evaluate(
         Interrupted: SIGINT or SIGTERM; what was scored is kept.
     """
     require_results_folder(out)
+    for wanted in settings.tasks:
+        if wanted.task not in TASKS:
+            raise BadInput(
+                f"task {wanted.task} judges a draft, not an arm",
+                "run it by itself: `ridgefit eval --tasks acceptance`",
+            )
     arms = resolve_arms(settings.arms, maps, loaded.port.n_layers)
     tasks = [TASKS[task.task](task) for task in settings.tasks]
     for name, task_settings in zip(task_names(settings.tasks), settings.tasks, strict=True):

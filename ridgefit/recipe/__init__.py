@@ -212,7 +212,12 @@ class CopyingSettings(Settings):
 
 
 Task = Annotated[
-    NllSettings | NeedleSettings | NeedleTwoTurnSettings | AgreementSettings | CopyingSettings,
+    AcceptanceSettings
+    | NllSettings
+    | NeedleSettings
+    | NeedleTwoTurnSettings
+    | AgreementSettings
+    | CopyingSettings,
     Field(discriminator="task"),
 ]
 
@@ -220,14 +225,24 @@ Task = Annotated[
 class EvalSettings(Settings):
     """Arms x tasks, every arm paired with exact in the same process."""
 
-    arms: tuple[ArmSettings, ...] = Field(min_length=1, description="arms, each paired with exact")
+    arms: tuple[ArmSettings, ...] = Field((), description="arms, each paired with exact")
     tasks: tuple[Task, ...] = Field(
-        min_length=1, description="nll, needle, needle-two-turn, agreement, copying, with their settings"
+        min_length=1,
+        description="nll, needle, needle-two-turn, agreement, copying, acceptance, with their settings",
     )
     batch: int = Field(1, ge=1, description="samples scored at once; more suit a GPU")
     fraction: float = Field(1.0, gt=0, le=1, description="share of each task's samples, for small machines")
     resamples: int = Field(5000, ge=100, description="bootstrap resamples behind each interval")
     seed: int = Field(0, ge=0, description="seed of prompts and resamples")
+
+    @model_validator(mode="after")
+    def _arms_for_tasks(self) -> EvalSettings:
+        drafted = [task for task in self.tasks if isinstance(task, AcceptanceSettings)]
+        if drafted and (len(self.tasks) > 1 or self.arms):
+            raise ValueError("acceptance stands alone: no other task and no arms beside it")
+        if not drafted and not self.arms:
+            raise ValueError("arms must hold at least one")
+        return self
 
 
 class RunRecipe(Settings):
@@ -248,6 +263,8 @@ class RunRecipe(Settings):
 
     @model_validator(mode="after")
     def _features_are_captured(self) -> RunRecipe:
+        if any(isinstance(task, AcceptanceSettings) for task in self.evaluate.tasks):
+            raise ValueError("a run judges arms; measure acceptance by `ridgefit eval`")
         named = () if self.solve.auto else self.solve.features or ()
         for name in (*named, *(name for c in self.solve.candidates for name in c.features)):
             if name not in self.capture.features:

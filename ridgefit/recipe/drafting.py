@@ -72,10 +72,15 @@ class PromptSettings(DraftCacheSettings):
     workers: int = Field(1, ge=1, le=32, description="processes that share the prompts")
 
 
-class AcceptanceSettings(PromptSettings):
-    """Acceptance length of a draft under cache policies."""
+class _AcceptanceTask(Settings):
+    """The word that begins the task on a command line stands before everything else."""
 
     task: Literal["acceptance"] = Field("acceptance", description="acceptance length of a draft")
+
+
+class AcceptanceSettings(PromptSettings, _AcceptanceTask):
+    """Acceptance length of a draft under cache policies."""
+
     policies: tuple[str, ...] = Field(
         ("full", "rift-stat", "rift-dyn", "snapkv", "swa", "streaming", "h2o", "random", "oracle"),
         min_length=1,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ridgefit.runtime.draft.drafter import Drafter
-from ridgefit.runtime.draft.signals import Interval
+from ridgefit.runtime.draft.signals import Interval, Signals
 from ridgefit.runtime.speculative.generate import Draft
 
 
@@ -36,10 +35,8 @@ def along(draft: Draft, prompt: Sequence[int], continuation: Sequence[int]) -> A
     Signals count every token as a round of one: accepted if it is what the model would have chosen.
     """
     drafter = Drafter(draft.model, draft.policy, draft.settings)
-    make = draft.controller or (
-        None if draft.policy.controller is None else lambda: draft.policy.controller(drafter.settings)
-    )
-    controller = make() if make else None
+    own = draft.policy.controller
+    controller = draft.controller() if draft.controller else own(drafter.settings) if own else None
     drafter.prefill(prompt)
     interval = Interval()
     committed = list(prompt)
@@ -55,23 +52,16 @@ def along(draft: Draft, prompt: Sequence[int], continuation: Sequence[int]) -> A
         proposal = drafter.propose(committed, 1, choose)
         logits = held.pop()
         agreed.append(proposal.tokens[0] == token)
-        nll.append(
-            float(
-                torch.nn.functional.cross_entropy(
-                    logits.float()[None], logits.new_tensor([token], dtype=torch.long)
-                )
-            )
-        )
+        nll.append(-float(logits.float().log_softmax(-1)[token]))
         interval.add(int(agreed[-1]), proposal.entropies, proposal.top1)
         committed.append(token)
         drafter.settle(len(committed) - 1)
         drafter.select_if_needed()
         done = len(agreed)
-        if controller is not None and controller.due(
-            done,
-            lambda done=done: interval.read(
-                drift=drafter.drift(), since=drafter.since, progress=done / len(prompt)
-            ),
-        ):
+
+        def read(done: int = done) -> Signals:
+            return interval.read(drift=drafter.drift(), since=drafter.since, progress=done / len(prompt))
+
+        if controller is not None and controller.due(done, read):
             drafter.refresh()
     return Along(agreed, nll, drafter.spent.refreshes, drafter.widest)
