@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgefit.calibrate.contexts import LayerContext, documents_of, read_context
-from ridgefit.errors import CheckFailed
+from ridgefit.errors import BadInput, CheckFailed
 from ridgefit.files import require_unused, sha256_bytes
 from ridgefit.maps.fingerprint import Fingerprint
 from ridgefit.maps.recall import LayerThresholds, PolicyManifest, RecallPolicy, RecallSettings
@@ -49,6 +49,7 @@ def calibrate_recall(
             nothing is written.
     """
     require_unused(out)
+    _require_rows_to_close(settings)
     selector_of(settings.selector)
     spread = loaded.latent.branch_spread()
     require_premise(spread, control=settings.control)
@@ -88,6 +89,26 @@ def calibrate_recall(
     )
     found.save(out)
     return found
+
+
+def _require_rows_to_close(settings: CalibrateRecallSettings) -> None:
+    """Refuse windows that leave nothing to rank by, and documents in which none closes."""
+    if settings.ratio < 1:
+        raise BadInput(
+            f"a ratio of {settings.ratio:g} keeps more rows than there are", "use --ratio 1 or more"
+        )
+    shortest = 2 * settings.kappa
+    if settings.block < shortest:
+        raise BadInput(
+            f"a block of {settings.block} rows lies in the span of {settings.kappa} low-pass bins",
+            f"use a --block of at least {shortest}",
+        )
+    shortest = settings.recent + (shortest if settings.window == "prefix" else settings.block)
+    if settings.tokens < shortest:
+        raise BadInput(
+            f"{settings.tokens} tokens close no row",
+            f"use --tokens of at least {shortest}, a smaller --block, or --window prefix",
+        )
 
 
 def _layer(

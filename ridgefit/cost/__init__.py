@@ -15,6 +15,7 @@ from ridgefit.cost.memory import (
     moments_bytes,
 )
 from ridgefit.cost.presets import preset_config, preset_names
+from ridgefit.cost.recall import ReadBudget
 from ridgefit.cost.shape import ModelShape, shape_from_config
 from ridgefit.cost.suggest import Suggestion, suggest
 
@@ -22,6 +23,7 @@ __all__ = [
     "Arm",
     "Macs",
     "ModelShape",
+    "ReadBudget",
     "Suggestion",
     "arm_macs",
     "capture_bytes",

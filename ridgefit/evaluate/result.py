@@ -94,6 +94,8 @@ class TaskResult(_Part):
         counts: totals over samples (novel and key tokens).
         skipped: what gave no sample, and why.
         measures: in the task's order; a measure that no sample scores is absent.
+        macs: multiply-accumulates of prefilling a prompt, by arm, the exact prefill being 1; of the arms
+            whose cost a prompt's length tells.
     """
 
     name: str
@@ -105,6 +107,7 @@ class TaskResult(_Part):
     counts: dict[str, int]
     skipped: tuple[Skipped, ...]
     measures: tuple[MeasureResult, ...]
+    macs: dict[str, float] = {}
 
     @property
     def units(self) -> int:

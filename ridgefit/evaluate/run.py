@@ -18,6 +18,7 @@ import torch
 from ridgefit.errors import BadInput, CheckFailed, Interrupted
 from ridgefit.evaluate.arms import CANDIDATES, Arm, maps_of, reach_of, resolve_arms
 from ridgefit.evaluate.journal import Journal, Key, require_results_folder
+from ridgefit.evaluate.macs import prefill_shares
 from ridgefit.evaluate.result import EVALUATION, ArmDescription, EvalResult
 from ridgefit.evaluate.samples import Sample, Scored, Task
 from ridgefit.evaluate.summary import TaskRun, prompts_sha256, summarise_task, warnings_of
@@ -115,6 +116,7 @@ def _task_run(
         measures=task.measures,
         samples=tuple(sample for sample in found.samples if sample.unit in kept),
         skipped=found.skipped,
+        macs=prefill_shares(loaded.port, arms, task_settings.prompt, task.tail),
     )
 
 

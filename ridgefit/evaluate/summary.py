@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ class TaskRun:
         measures: what its scores mean.
         samples: in order, after `fraction`.
         skipped: sample label and reason.
+        macs: of an arm's prefill, by label, the exact one being 1.
     """
 
     name: str
@@ -44,6 +45,7 @@ class TaskRun:
     measures: tuple[Measure, ...]
     samples: tuple[Sample, ...]
     skipped: tuple[tuple[str, str], ...]
+    macs: Mapping[str, float] = field(default_factory=dict)
 
 
 def summarise_task(
@@ -97,6 +99,7 @@ def summarise_task(
             for measure in run.measures
             if table.values(measure, arms[0])
         ),
+        macs={label: round(share, 6) for label, share in run.macs.items()},
     )
 
 

@@ -58,13 +58,14 @@ def grids(result: EvalResult) -> list[Grid]:
 
 
 def arm_grid(task: TaskResult) -> Grid:
-    """Arms down, measures across: exact as it is, the others as the difference to it."""
+    """Arms down, their cost and measures across: exact as it is, the others as differences to it."""
     shown = _shown(task)
     rows = []
     for position, score in enumerate(shown[0].arms if shown else ()):
         cells = [score_cell(measure, measure.arms[position]) for measure in shown]
-        rows.append((score.arm, *cells))
-    heads = ("arm", *(f"{measure.title} {_direction(measure)}" for measure in shown))
+        macs = [f"{100 * task.macs[score.arm]:.0f} %" if score.arm in task.macs else "–"] if task.macs else []
+        rows.append((score.arm, *macs, *cells))
+    heads = ("arm", *(["MACs"] if task.macs else []), *(f"{m.title} {_direction(m)}" for m in shown))
     return Grid(f"{task_title(task)}; arms: difference to exact [95 %]", heads, tuple(rows))
 
 

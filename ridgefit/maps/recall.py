@@ -35,7 +35,7 @@ class RecallSettings(_Frozen):
     Attributes:
         selector: what ranks closed rows; a name of `runtime.recall.selectors`.
         ratio: closed rows per kept row; 32 keeps 1/32. The number kept grows with the cache.
-        rows: a fixed number of kept rows in place of `ratio`.
+        rows: a fixed number of kept rows in place of `ratio`; 0 keeps the sinks alone.
         kappa: rFFT bins that count as low-pass, the mean included.
         window: rows are closed, scored and never scored again in blocks, or the whole prefix is one block.
         block: rows of a block; of a prefix, only those that close after it.
@@ -59,7 +59,7 @@ class RecallSettings(_Frozen):
 
     selector: str = "branch"
     ratio: float = Field(32.0, ge=1)
-    rows: int | None = Field(None, ge=1)
+    rows: int | None = Field(None, ge=0)
     kappa: int = Field(16, ge=1)
     window: Literal["block", "prefix"] = "block"
     block: int = Field(4096, ge=2)

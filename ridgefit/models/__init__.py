@@ -3,6 +3,7 @@
 from ridgefit.models.call import layer_input
 from ridgefit.models.linear import WriteMetric
 from ridgefit.models.load import LoadedModel, device_of, find_model, load_model, split_revision
+from ridgefit.models.partcache import PartCache
 from ridgefit.models.port import LayerKind, Port, Written
 from ridgefit.models.registry import FAMILIES, port_of
 from ridgefit.models.rowcache import RowCache
@@ -13,6 +14,7 @@ __all__ = [
     "FAMILIES",
     "LayerKind",
     "LoadedModel",
+    "PartCache",
     "Port",
     "RowCache",
     "Rows",

@@ -56,13 +56,14 @@ def as_mask(seen: Tensor, attention: str, dtype: torch.dtype) -> Tensor:
     )
 
 
-def padding_of(attention_mask: Any, columns: int) -> Tensor | None:
-    """Which columns are real tokens, read from whatever mask a decoder was called with.
+def padding_of(attention_mask: Any, columns: int, seen: int = 0) -> Tensor | None:
+    """Which new columns are real tokens, read from whatever mask a decoder was called with.
 
     Args:
         attention_mask: None, `[batch, columns]`, `[batch, 1, columns, keys]` bool or additive, or a mapping
             from layer kind to one of these.
         columns: new columns.
+        seen: columns before them, which the cache holds.
 
     Returns:
         bool `[batch, columns]`, or None where the mask cannot hold padding. In a mask of four dimensions
@@ -70,13 +71,15 @@ def padding_of(attention_mask: Any, columns: int) -> Tensor | None:
     """
     if isinstance(attention_mask, dict):
         masks = [mask for mask in attention_mask.values() if isinstance(mask, Tensor)]
-        attention_mask = masks[0] if masks else None
+        attention_mask = max(masks, key=lambda mask: mask.shape[-1]) if masks else None
     if attention_mask is None:
         return None
     if attention_mask.ndim == 2:
-        tokens: Tensor = attention_mask[:, :columns].bool()
+        tokens: Tensor = attention_mask[:, seen : seen + columns].bool()
         return tokens
-    own: Tensor = attention_mask[:, 0, :columns, :columns].diagonal(dim1=-2, dim2=-1)
+    # Keys may begin later than the prompt (sliding layers) or go on after it (caches of fixed length).
+    first = min(seen, attention_mask.shape[-1] - columns)
+    own: Tensor = attention_mask[:, 0, :columns, first : first + columns].diagonal(dim1=-2, dim2=-1)
     return own if own.dtype == torch.bool else own == 0
 
 

@@ -28,6 +28,7 @@ from ridgefit.runtime.inputs import (
     place_bottleneck,
     require_widths,
 )
+from ridgefit.runtime.part_hooks import PartApplication
 from ridgefit.runtime.report import FillReport
 from ridgefit.runtime.selectors import Selector
 from ridgefit.runtime.splice import SPLICES, Splice
@@ -105,6 +106,7 @@ class RidgeFill:
         split: int | None = None,
         plumb: bool = False,
         placement: Placement = "device",
+        prompt_tokens: int | None = None,
         rows: Iterable[Selector] | None = None,
         tokenizer: object = None,
         corrections: Corrections | None = None,
@@ -117,6 +119,9 @@ class RidgeFill:
         prompt, only the last `tail` rows of the output exist; the others hold NaN. Prompts of a batch are
         padded on the left. When the block ends, however it ends, the model is as it was.
 
+        A prompt that arrives in several calls on one cache is filled part by part, as it would be in one,
+        if `prompt_tokens` says how long it is; without, only its first part is filled.
+
         In layers with a sliding window only the rows that the tail can still see are written, so a cache
         must not be rolled back by more than `tail` rows.
 
@@ -127,6 +132,8 @@ class RidgeFill:
             split: for a check only; must be the fill's own.
             plumb: put every hook in place but leave every row exact (for checks).
             placement: keep maps on the model's device, or in host memory, copied layer by layer.
+            prompt_tokens: tokens of every prompt read inside the block, left padding included, where prompts
+                arrive in parts; what comes after them on their cache runs stock.
             rows: selectors of further prefix rows that run every layer, each spending its budget on rows that
                 sink rows and the selectors before it have not taken.
             tokenizer: the model's, for selectors that look at what tokens are.
@@ -144,9 +151,7 @@ class RidgeFill:
         self._check(port, tail, sink_rows, split)
         inputs = self._inputs(port, placement)
         refinement = self._refinement(port, tail, rows, tokenizer, corrections, splice)
-        application = Application(
-            port, self.split, inputs, tail=tail, sink_rows=sink_rows, plumb=plumb, refinement=refinement
-        )
+        application = self._application(port, inputs, tail, sink_rows, plumb, refinement, prompt_tokens)
         try:
             application.attach()
             yield application.report
@@ -175,6 +180,38 @@ class RidgeFill:
         require_widths(self.maps, port)
         self._told.update(found)
         return found
+
+    def _application(
+        self,
+        port: Port,
+        inputs: LateInputs | None,
+        tail: int,
+        sink_rows: int,
+        plumb: bool,
+        refinement: Refinement,
+        prompt_tokens: int | None,
+    ) -> Application:
+        if prompt_tokens is None:
+            return Application(
+                port, self.split, inputs, tail=tail, sink_rows=sink_rows, plumb=plumb, refinement=refinement
+            )
+        if inputs is None or refinement != Refinement():
+            what = "chosen rows, corrections and splices need" if inputs else "no fill needs"
+            raise BadInput(
+                f"{what} the whole prompt at once, and it arrives in parts",
+                "leave prompt_tokens out and give prompts in one call",
+            )
+        if prompt_tokens < 1:
+            raise BadInput(f"a prompt of {prompt_tokens} tokens cannot be", "use its number of tokens")
+        return PartApplication(
+            port,
+            self.split,
+            inputs,
+            tail=tail,
+            sink_rows=sink_rows,
+            plumb=plumb,
+            prompt_tokens=prompt_tokens,
+        )
 
     def _check(self, port: Port, tail: int, sink_rows: int, split: int | None) -> None:
         if split is not None and split != self.split:

@@ -107,18 +107,21 @@ class Application:
     def _before(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Decide what a call of the decoder is: a prompt to fill, a short prompt, or a continuation."""
         call = DecoderCall.parse(args, kwargs, self._port.config)
-        long = call.columns > self._tail
         if torch.compiler.is_compiling():
-            self._refuse_compiled(long)
+            self._refuse_compiled(call)
             return
         if decoder.training:
             raise BadInput("the model is in training mode, and a fill is for inference", "call model.eval()")
         self._release()  # of a call that was interrupted
+        self._decide(call)
+
+    def _decide(self, call: DecoderCall) -> None:
+        """A call is a prompt longer than the tail, a shorter one, or goes on from what its cache holds."""
         marked = hasattr(call.cache, _HIDDEN)
         # A StaticCache keeps its length on the device; a decode step must not wait for it.
         asks = call.columns > 1 or marked
         opens = call.cache is None or (asks and cache_length(call.cache) == 0)
-        if opens and long:
+        if opens and call.columns > self._tail:
             self._start(call)
         elif opens:
             self.report.exact += 1
@@ -140,13 +143,8 @@ class Application:
 
     def _start(self, call: DecoderCall) -> None:
         """Hook the late layers for a filled prefill."""
-        if call.recorded:
-            raise BadInput(
-                f"{call.recorded} was asked for, and filled rows have no such output in late layers",
-                "ask for it outside the fill",
-            )
         plan = self._first_plan(call)
-        self._prefill = Prefill(
+        prefill = Prefill(
             self._port,
             self._split,
             plan,
@@ -168,8 +166,19 @@ class Application:
                 columns=call.columns,
                 pads=plan.pads,
             )
+        self._hook_fill(call, prefill)
+
+    def _hook_fill(self, call: DecoderCall, prefill: Prefill) -> None:
+        """Hook the late layers, and the lower ones whose inputs the maps read."""
+        if call.recorded:
+            raise BadInput(
+                f"{call.recorded} was asked for, and filled rows have no such output in late layers",
+                "ask for it outside the fill",
+            )
+        self._prefill = prefill
+        if self._selection is not None:
             self._inner += self._selection.hook()
-        for layer in self._prefill.lower:
+        for layer in prefill.lower:
             keep = partial(_before_layer, self._keep_lower, layer)
             self._inner.append(self._port.layers[layer].register_forward_pre_hook(keep, with_kwargs=True))
         self._hook_layers(self._enter, self._leave)
@@ -252,12 +261,17 @@ class Application:
         )
         return args, {**kwargs, "attention_mask": mask}
 
-    def _refuse_compiled(self, long: bool) -> None:
-        if long or self._inputs is None:
-            raise BadInput(
-                "the call runs inside torch.compile, where a fill cannot act",
-                "call the prefill uncompiled, or pass disable_compile=True to generate",
-            )
+    def _refuse_compiled(self, call: DecoderCall) -> None:
+        if call.columns > self._tail or self._inputs is None:
+            raise compiled()
+
+
+def compiled() -> BadInput:
+    """What is wrong with a call that is traced, and how to mend it."""
+    return BadInput(
+        "the call runs inside torch.compile, where a fill cannot act",
+        "call the prefill uncompiled, or pass disable_compile=True to generate",
+    )
 
 
 def _before_layer(

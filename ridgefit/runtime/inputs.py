@@ -87,7 +87,7 @@ class MappedInputs:
             return F.linear(kept, weight, bias)
         # The product takes rows at a stride, so columns are cut without a copy; F.linear would make one.
         rows = kept[..., : weight.shape[1]].flatten(0, 1)
-        return torch.addmm(bias, rows, weight.T).view(*kept.shape[:2], -1)
+        return torch.addmm(bias, rows, weight.T).view(*kept.shape[:2], len(weight))
 
 
 def place_bottleneck(maps: MapSet, port: Port) -> Tensor | None:

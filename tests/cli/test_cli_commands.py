@@ -209,6 +209,22 @@ def test_a_recipe_for_one_command_need_not_be_whole(
     )
     line = ("eval", wide, "--device", "cpu", "--recipe", path, "--out", tmp_path / "out")
     assert run(*line)["tasks"]
+    more = (*line[:-1], tmp_path / "more", "--set", "evaluate.tasks.0.documents=1")
+    assert run(*more)["tasks"][0]["samples"] == 1
+    assert "no setting evaluate.task: did you" in run(*line, "--set", "evaluate.task=1", status=2)["error"]
+    alone = (
+        "eval",
+        wide,
+        "--arms",
+        "exact",
+        "--tasks",
+        "needle",
+        "--out",
+        tmp_path,
+        "--set",
+        "evaluate.seed=1",
+    )
+    assert "name one with --recipe" in run(*alone, status=2)["error"]
     assert "MODEL is required" in run("eval", "--recipe", path, "--out", tmp_path, status=2)["error"]
     path.write_text(path.read_text().replace("resamples", "resmaples"))
     refused = run(*line, status=2)["error"]

@@ -41,7 +41,8 @@ SECTIONS: dict[str, tuple[type[Settings], ...]] = {
     "capture": (ModelSettings, DataSettings, CaptureSettings),
     "solve": (SolveSettings, ModelSettings),
     "verify": (VerifySettings, ModelSettings),
-    "eval": (ModelSettings, EvalSettings),
+    "eval": (ModelSettings, EvalSettings, recipe.RecallEvalSettings),
+    "calibrate recall": (ModelSettings, recipe.CalibrateRecallSettings),
     "generate": (ModelSettings, GenerateSettings),
     "bench prefill": (BenchPrefillSettings,),
     "push": (PushSettings,),
@@ -91,7 +92,7 @@ def test_every_field_is_an_option_with_its_help_and_default(name: str) -> None:
 
 def test_nothing_else_is_an_option() -> None:
     """An option that is no setting would be one that a recipe cannot say."""
-    own = {"out", "maps", "recipe", "help", "as_json", "quiet", "verbose", "seed"}
+    own = {"out", "maps", "recipe", "overrides", "help", "as_json", "quiet", "verbose", "seed"}
     for name, sections in SECTIONS.items():
         fields = {field for section in sections for field in section.model_fields}
         names = {parameter.name for parameter in parameters(name).values()}

@@ -10,6 +10,7 @@ import torch
 from latent_tiny import BRANCH, HEADS, LATENT, build_latent, ids, padded
 from transformers import DynamicCache
 
+from ridgefit.cost.recall import ReadBudget
 from ridgefit.maps.recall import RecallSettings
 from ridgefit.models.latent import LatentModel
 from ridgefit.runtime.recall import Recall
@@ -318,6 +319,6 @@ def test_reads_are_counted_as_equation_2_has_them() -> None:
     _, report = states(model, settings, 1024, steps=2)
     layer = report.layers[1]
     share = sum(layer.fetched) / layer.seen
-    want = 576 / 32 + (1 - 1 / 32) * (64 + 64) + share * 576
-    assert layer.dims_per_row == pytest.approx(want, rel=0.02)
+    want = ReadBudget(latent=512, branch=64, kept=1 / 32, rank=64, fetched=share)
+    assert layer.dims_per_row == pytest.approx(want.total, rel=0.02)
     assert layer.dims_per_row - share * 576 == pytest.approx(142, rel=0.02)
