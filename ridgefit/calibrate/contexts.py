@@ -116,8 +116,9 @@ class Harvest:
     """
 
     def __init__(self, loaded: LoadedLatent, settings: RecallSettings) -> None:
-        # Without recall: basis and thresholds are what calibration is looking for.
-        alone = settings.model_copy(update={"recall": False, "placement": "device"})
+        # Without recall where basis and thresholds are what calibration is looking for.
+        own = settings.thresholds == "prompt"
+        alone = settings.model_copy(update={"recall": own, "placement": "device"})
         manifest = PolicyManifest(settings=alone, fingerprint=Fingerprint.of(loaded.identity()))
         self._inner = PolicyReader(RecallPolicy(manifest), loaded.latent.layers)
         self._layers = loaded.latent.layers

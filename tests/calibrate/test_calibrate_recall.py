@@ -120,6 +120,27 @@ def test_a_policy_keeps_what_was_measured(loaded: LoadedLatent, texts: Path, tmp
     assert layer.held_out == 4 * 24 * 3
 
 
+def test_prompts_can_find_their_own_thresholds(loaded: LoadedLatent, texts: Path, tmp_path: Path) -> None:
+    """What is reported is what the runtime finds on the same documents, prompt by prompt."""
+    wanted_here = wanted(texts, contexts=4, thresholds="prompt", target=0.5)
+    policy = calibrate_recall(loaded, wanted_here, tmp_path / "policy")
+    assert not policy.bases
+    assert len(policy.manifest.provenance["judged"]) == 4
+    recall = Recall.load(tmp_path / "policy")
+    factors, fetched = [], []
+    for _, ids in documents_of(loaded, [str(texts)], "text", 152, 4):
+        with torch.no_grad(), recall.applied(loaded.model, several=True) as report:
+            cache = DynamicCache(config=loaded.model.config)
+            loaded.model(ids[None, :128], cache=cache)
+            loaded.model(ids[None, 128:], cache=cache)
+        factors.append(report.layers[1].z)
+        fetched += report.layers[1].fetched
+    layer = policy.manifest.layers[1]
+    assert layer.z == pytest.approx(sum(factors) / 4, abs=1e-3)
+    assert layer.rows_per_step == pytest.approx(sum(fetched) / len(fetched), rel=0.02)
+    assert layer.held_out == 4 * 24 * 3
+
+
 def test_the_same_input_gives_the_same_bytes(loaded: LoadedLatent, texts: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         calibrate_recall(loaded, wanted(texts, contexts=4), tmp_path / name)
