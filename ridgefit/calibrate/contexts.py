@@ -15,7 +15,8 @@ from ridgefit.errors import BadInput
 from ridgefit.maps.fingerprint import Fingerprint
 from ridgefit.maps.recall import PolicyManifest, RecallPolicy, RecallSettings
 from ridgefit.models.latent import LatentAttention
-from ridgefit.models.latentcache import LatentHooks, LatentLayer
+from ridgefit.models.latentcache import LatentLayer
+from ridgefit.models.latenthooks import LatentHooks
 from ridgefit.models.load import LoadedLatent
 from ridgefit.runtime.recall.reader import PolicyReader
 from ridgefit.runtime.recall.tier import Tier

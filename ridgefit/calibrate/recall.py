@@ -153,7 +153,7 @@ def _judged(contexts: Iterable[LayerContext], policy: RecallSettings, scale: flo
         basis, limits = tier.frozen.basis, tier.frozen.thresholds
         used.append(limits)
         rows = context.rows[tier.archive].float()
-        archive = Archive(tier.archive, sketch(rows, basis), basis, limits, lambda numbers: numbers)
+        archive = Archive(tier.archive, sketch(rows, basis), basis, limits, lambda numbers: lambda: numbers)
         near = scale * context.queries @ context.rows[context.attended].float().T
         near = near.masked_fill(~context.attended_seen, -torch.inf)
         asked, _ = trigger(context.queries, near, archive, policy, scale)
