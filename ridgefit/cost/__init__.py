@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgefit.cost.macs import Arm, Macs, arm_macs, crossover, pop, prefill_macs, visible_pairs
+from ridgefit.cost.macs import Arm, Macs, arm_macs, check_arm, crossover, pop, prefill_macs, visible_pairs
 from ridgefit.cost.maps import map_macs
 from ridgefit.cost.memory import (
     capture_bytes,
@@ -29,6 +29,7 @@ __all__ = [
     "capture_bytes",
     "capture_disk_bytes",
     "capture_macs",
+    "check_arm",
     "crossover",
     "kv_bytes",
     "kv_bytes_per_token",

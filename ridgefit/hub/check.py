@@ -9,6 +9,7 @@ from ridgefit.errors import BadInput
 from ridgefit.features import FeatureList
 from ridgefit.files import sha256_file
 from ridgefit.hub.layout import (
+    BENCH,
     CARD,
     CONFIG,
     EVALUATION,
@@ -31,7 +32,7 @@ from ridgefit.maps.format1 import read_manifest as read_folder
 
 _MEND = "fetch or build the repository again"
 _FILES_LIMIT = 20_000
-_ROOT = {CONFIG, MANIFEST, PROVENANCE, EVALUATION, NOTICE, SUMS, "LICENSE"}
+_ROOT = {CONFIG, MANIFEST, PROVENANCE, EVALUATION, BENCH, NOTICE, SUMS, "LICENSE"}
 _DTYPES = {"bfloat16": "format1-bf16", "int8": "format1-int8"}
 
 

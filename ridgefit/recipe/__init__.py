@@ -16,17 +16,17 @@ from pydantic import (
     model_validator,
 )
 
+from ridgefit.recipe.base import ArmKind as ArmKind
+from ridgefit.recipe.base import Device as Device
+from ridgefit.recipe.base import DType as DType
 from ridgefit.recipe.base import Settings as Settings
+from ridgefit.recipe.costing import BenchPrefillSettings as BenchPrefillSettings
+from ridgefit.recipe.costing import MapReadsSettings as MapReadsSettings
+from ridgefit.recipe.costing import PlanSettings as PlanSettings
 from ridgefit.recipe.recall import CalibrateRecallSettings as CalibrateRecallSettings
 from ridgefit.recipe.recall import RecallEvalSettings as RecallEvalSettings
 from ridgefit.recipe.solving import CandidateSettings as CandidateSettings
 from ridgefit.recipe.solving import SolveSettings as SolveSettings
-
-DType = Literal["bfloat16", "float16", "float32"]
-Device = Annotated[
-    str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", examples=["auto", "cpu", "mps", "cuda", "cuda:1"])
-]
-ArmKind = Literal["exact", "none", "identity", "ridge", "pop"]
 
 
 class ModelSettings(Settings):
@@ -266,49 +266,6 @@ class RunRecipe(Settings):
         return self
 
 
-class PlanSettings(Settings):
-    """`ridgefit plan`: what an arm costs, from a config alone."""
-
-    model: str = Field(
-        description="local folder, config.json, preset such as qwen3-8b, or Hub name 'org/name[@revision]'"
-    )
-    split: int | None = Field(None, description="first late layer; default: suggested from QK-norm")
-    tail: int | None = Field(None, description="last prompt rows that run every layer; default: suggested")
-    tokens: int = Field(16384, description="prompt tokens")
-    arm: ArmKind = Field("ridge", description="what the late layers of a prefix row compute")
-    sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
-    map_width: int | None = Field(
-        None, ge=1, description="what a map reads per row; default: the hidden width"
-    )
-    calibration_tokens: int = Field(400_000, ge=1, description="tokens of text that a capture reads")
-    rate: float | None = Field(
-        None, gt=0, description="the machine's 10^12 multiply-accumulates per second; gives seconds"
-    )
-    memory: float | None = Field(None, gt=0, description="GiB of the device; refuse what does not fit")
-
-
-class BenchPrefillSettings(Settings):
-    """`ridgefit bench prefill`: exact and its arms side by side in one process."""
-
-    preset: str = Field("cpu", description="dimensions of the random-weight model")
-    split: tuple[int, ...] = Field((), description="split layers; default: suggested from QK-norm")
-    tail: tuple[int, ...] = Field((), description="tail lengths; default: suggested from the prompt length")
-    tokens: tuple[int, ...] = Field((), description="prompt lengths; default: what suits the preset")
-    arms: tuple[Literal["identity", "ridge", "pop"], ...] = Field(
-        ("identity", "ridge", "pop"), min_length=1, description="arms timed beside exact"
-    )
-    sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
-    repeats: int = Field(5, ge=1, description="timed rounds, each of which runs every arm once")
-    warmup: int = Field(1, ge=0, description="rounds before the timed ones")
-    vocab: int | None = Field(None, ge=2, description="a smaller vocabulary, to save memory")
-    dtype: DType | Literal["auto"] = Field("auto", description="compute dtype; auto is the preset's")
-    device: Device = Field("auto", description="auto takes CUDA when there is one")
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
-        "sdpa", description="transformers' attention implementation"
-    )
-    seed: int = Field(0, ge=0, description="seed of weights, maps and tokens")
-
-
 class VerifySettings(Settings):
     """`ridgefit verify`: files alone, or with a model the promises a fill makes."""
 
@@ -362,6 +319,9 @@ class PushSettings(Settings):
     pr: bool = Field(False, description="open a pull request instead of moving the branch")
     dry_run: bool = Field(False, description="judge everything and list files and sizes; send nothing")
     evaluation: Path | None = Field(None, description="folder of `ridgefit eval` on these maps, for the card")
+    bench: Path | None = Field(
+        None, description="JSON of `ridgefit bench prefill` with these maps, for the card"
+    )
     base_model: str | None = Field(
         None, description="org/name@<40 hex digits>, where the fit did not record them"
     )

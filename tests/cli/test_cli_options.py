@@ -69,7 +69,7 @@ def parameters(name: str) -> dict[str, Any]:
 def test_every_command_is_walked() -> None:
     assert {name.split()[0] for name in SECTIONS} | OTHERS == set(COMMANDS)
     used = {settings for settings in vars(recipe).values() if isinstance(settings, type)}
-    within = {Settings, recipe.RunRecipe, ArmSettings, recipe.CandidateSettings}
+    within = {Settings, recipe.RunRecipe, ArmSettings, recipe.CandidateSettings, recipe.MapReadsSettings}
     top = {s for s in used if issubclass(s, Settings)} - within
     assert top - set(kinds(item_type(EvalSettings.model_fields["tasks"].annotation)).values()) == set(ALL)
 
