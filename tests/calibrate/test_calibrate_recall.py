@@ -204,3 +204,35 @@ def test_policies_on_disk_are_checked(loaded: LoadedLatent, texts: Path, tmp_pat
     path.write_text(text.replace('"3": {', '"2": {'))
     with pytest.raises(BadInput, match="no fp32 basis for layer 2"):
         RecallPolicy.load(tmp_path / "policy")
+
+
+def test_generate_reads_through_a_policy(
+    folders: dict[str, Path],
+    loaded: LoadedLatent,
+    texts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The command gives what plain `generate` gives under the policy, and says what steps read."""
+    calibrate_recall(loaded, wanted(texts, contexts=4), tmp_path / "policy")
+    prompt = json.loads(texts.read_text().splitlines()[0])["text"]
+    words = [
+        "generate",
+        str(folders["kimi_linear"]),
+        "--policy",
+        str(tmp_path / "policy"),
+        "--new-tokens",
+        "8",
+    ]
+    assert main([*words, "--prompt", prompt, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    ids = torch.tensor([loaded.tokenizer(prompt)["input_ids"]])
+    with Recall.load(tmp_path / "policy").applied(loaded.model) as report:
+        want = loaded.model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+    assert shown["text"] == loaded.tokenizer.decode(want, skip_special_tokens=True)
+    assert shown["layers"]["1"]["fetched"] == sum(report.layers[1].fetched) / 7
+    assert shown["layers"]["1"]["archived"] > 100
+    assert main([*words, "--prompt", "short"]) == 0
+    assert "every step read everything" in capsys.readouterr().err
+    assert main([*words, "--prompt", prompt, "--maps", str(tmp_path)]) == 2
+    assert "not applied together" in capsys.readouterr().err
