@@ -44,7 +44,7 @@ def command(
             annotated so and none of those options is given; one annotated with `Output` gets `--json`,
             `--quiet`, `--verbose` and `--seed`; all others are typer's.
         arguments: fields that are positional.
-        recipe: also take `--recipe`, whose sections fill what the command line leaves out.
+        recipe: also take `--recipe`, whose sections fill what the command line leaves out, and `--set`.
 
     Raises:
         TypeError: two settings classes of the function share a field name.
@@ -68,7 +68,13 @@ def command(
     common = [_common(name, *row) for name, row in _COMMON.items()]
     if recipe:
         text = "YAML recipe whose sections fill what is not given here"
-        common.insert(0, _parameter_of("recipe", Path | None, typer.Option("--recipe", help=text)))
+        replace = "replace a setting of the recipe: --set evaluate.batch=4; repeatable"
+        common[:0] = [
+            _parameter_of("recipe", Path | None, typer.Option("--recipe", help=text)),
+            _parameter_of(
+                "overrides", list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=replace)
+            ),
+        ]
 
     def call(**given: Any) -> int:
         output = Output(
@@ -79,7 +85,7 @@ def command(
         )
         try:
             with output.speaking():
-                base = _recipe_sections(given.pop("recipe")) if recipe else {}
+                base = _recipe_sections(given.pop("recipe"), given.pop("overrides")) if recipe else {}
                 values = {name: given.pop(name) for name in options}
                 built = {
                     name: section.build(base.get(section.settings, {}), values, output.seed)
@@ -185,7 +191,7 @@ def _items(words: Sequence[str], members: Mapping[str, type[BaseModel]]) -> list
     items: list[tuple[str, dict[str, Any]]] = []
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals:
+        if not equals or " " in key:  # `random count=3` is an item with its settings
             items.append((word, {}))
             continue
         if not items:
@@ -204,12 +210,16 @@ def _items(words: Sequence[str], members: Mapping[str, type[BaseModel]]) -> list
     return [{first: kind, **given} for kind, given in items]
 
 
-def _recipe_sections(path: Path | None) -> dict[type[Settings], dict[str, Any]]:
+def _recipe_sections(
+    path: Path | None, overrides: Sequence[str] | None
+) -> dict[type[Settings], dict[str, Any]]:
     if path is None:
+        if overrides:
+            raise BadInput(f"--set {overrides[0]!r} replaces a setting of a recipe", "name one with --recipe")
         return {}
     from ridgefit.pipeline.recipe_file import load_sections
 
-    return load_sections(path)
+    return load_sections(path, overrides or ())
 
 
 def _common(name: str, kind: Any, flag: str, text: str) -> inspect.Parameter:

@@ -37,13 +37,17 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> RunRecipe:
     return validated(RunRecipe, values, place=_placing(path, lines))
 
 
-def load_sections(path: Path) -> dict[type[Settings], dict[str, Any]]:
+def load_sections(path: Path, overrides: Iterable[str] = ()) -> dict[type[Settings], dict[str, Any]]:
     """What each section of a recipe sets; the recipe need not be whole, as a command reads few of them.
+
+    `overrides` replace settings of the file, as in `load_recipe`.
 
     Raises:
         BadInput: as `load_recipe`, but for sections that are missing.
     """
     values, lines = read_yaml(path)
+    for override in overrides:
+        _replace(values, override)
     fields: dict[str, Any] = {name: (info.annotation, None) for name, info in RunRecipe.model_fields.items()}
     fields |= {name: (section, None) for name, section in BESIDE_RUN.items()}
     part = create_model("RecipePart", __config__=ConfigDict(extra="forbid"), **fields)

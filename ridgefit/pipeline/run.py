@@ -20,7 +20,14 @@ from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.capture import check_plan, open_text, token_store
 from ridgefit.pipeline.solve import solve_with
 from ridgefit.pipeline.verify import VerifyReport, verify
-from ridgefit.recipe import AcceptanceSettings, AgreementSettings, NllSettings, RunRecipe, VerifySettings
+from ridgefit.recipe import (
+    AcceptanceSettings,
+    AgreementSettings,
+    ArmSettings,
+    NllSettings,
+    RunRecipe,
+    VerifySettings,
+)
 from ridgefit.versions import library_versions
 
 Progress = Callable[[int, int | None, str], None]
@@ -83,7 +90,7 @@ def run(recipe: RunRecipe, progress: Progress | None = None) -> RunResult:
             read_documents(task.data)  # looks every source up, hours before it is read
     with folder_lock(recipe.work):
         loaded = load_model(**recipe.model.load_options())
-        resolve_arms([arm for arm in recipe.evaluate.arms if arm.kind != "ridge"], None, loaded.port.n_layers)
+        resolve_arms(_without_maps(recipe), None, loaded.port.n_layers)
         stages = _Stages(recipe.work)
         settings = recipe.capture.model_copy(update={"resume": True})
         captured = capture(
@@ -120,6 +127,18 @@ def run(recipe: RunRecipe, progress: Progress | None = None) -> RunResult:
         report=str(page),
         warnings=tuple(dict.fromkeys([*_warnings(manifest), *checks.warnings, *evaluation.warnings])),
     )
+
+
+def _without_maps(recipe: RunRecipe) -> list[ArmSettings]:
+    """Arms that need no maps to be checked; those without a split take the captured one, as they will."""
+    (split, *others) = recipe.capture.split
+    return [
+        arm
+        if arm.split is not None or arm.kind not in ("identity", "none") or others
+        else arm.model_copy(update={"split": split, "name": arm.label})
+        for arm in recipe.evaluate.arms
+        if arm.kind != "ridge"
+    ]
 
 
 class _Stages:
