@@ -21,7 +21,6 @@ from ridgefit.pipeline.capture import check_plan, open_text, token_store
 from ridgefit.pipeline.solve import solve_with
 from ridgefit.pipeline.verify import VerifyReport, verify
 from ridgefit.recipe import (
-    AcceptanceSettings,
     AgreementSettings,
     ArmSettings,
     NllSettings,
@@ -199,7 +198,7 @@ def _maps(recipe: RunRecipe, loaded: LoadedModel, stages: _Stages, progress: Pro
     """Solve, unless the maps of these moments and settings are there."""
     out = recipe.work / MAPS
     captured = load_capture(recipe.work / CAPTURE)
-    tails = {task.tail for task in recipe.evaluate.tasks if not isinstance(task, AcceptanceSettings)}
+    tails = {task.tail for task in recipe.evaluate.fill_tasks}
     sinks = {arm.sink_rows for arm in recipe.evaluate.arms if arm.kind == "ridge"}
     defaults = Defaults(tail=max(tails), sink_rows=max(sinks, default=0))
     key = _key(

@@ -183,15 +183,8 @@ class CopyingSettings(Settings):
         return self.asked * max(self.length, 64)
 
 
-Task = Annotated[
-    AcceptanceSettings
-    | NllSettings
-    | NeedleSettings
-    | NeedleTwoTurnSettings
-    | AgreementSettings
-    | CopyingSettings,
-    Field(discriminator="task"),
-]
+FillTask = NllSettings | NeedleSettings | NeedleTwoTurnSettings | AgreementSettings | CopyingSettings
+Task = Annotated[AcceptanceSettings | FillTask, Field(discriminator="task")]
 
 
 class EvalSettings(Settings):
@@ -215,6 +208,11 @@ class EvalSettings(Settings):
     fraction: float = Field(1.0, gt=0, le=1, description="share of each task's samples, for small machines")
     resamples: int = Field(5000, ge=100, description="bootstrap resamples behind each interval")
     seed: int = Field(0, ge=0, description="seed of prompts and resamples")
+
+    @property
+    def fill_tasks(self) -> tuple[FillTask, ...]:
+        """Tasks that judge arms."""
+        return tuple(task for task in self.tasks if not isinstance(task, AcceptanceSettings))
 
     @model_validator(mode="after")
     def _arms_for_tasks(self) -> EvalSettings:

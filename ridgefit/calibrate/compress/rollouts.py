@@ -66,7 +66,7 @@ def roll_out(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=tokens,
-            eos_token_id=[-1],  # no token: every row is continued to its length
+            eos_token_id=[2**31 - 1],  # no token: every row is continued to its length
             pad_token_id=0,
             repetition_penalty=1.0,
             **sampling,
