@@ -44,11 +44,20 @@ class Arm:
         """Tail in a task whose own tail is `task_tail`."""
         return self.tail if self.tail is not None else task_tail
 
-    def applied(self, model: Any, task_tail: int) -> AbstractContextManager[FillReport | None]:
-        """Apply the arm to a model; the exact arm is the model untouched."""
+    def applied(
+        self, model: Any, task_tail: int, *, prompt_tokens: int | None = None
+    ) -> AbstractContextManager[FillReport | None]:
+        """Apply the arm to a model; the exact arm is the model untouched.
+
+        Args:
+            model: the model.
+            task_tail: exact rows where the arm names none.
+            prompt_tokens: length of prompts that arrive in parts, see `RidgeFill.applied`.
+        """
         if self.fill is None:
             return nullcontext()
-        return self.fill.applied(model, tail=self.tail_of(task_tail), sink_rows=self.sink_rows)
+        parts = {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens}
+        return self.fill.applied(model, tail=self.tail_of(task_tail), sink_rows=self.sink_rows, **parts)
 
 
 def arm_context(

@@ -75,14 +75,16 @@ def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
             f"{arm.sink_rows} sink rows, so every row is exact"
         )
     clock = _Clock()
+    parts = ids.shape[1] if settings.prefill_chunk else None
     torch.manual_seed(settings.seed)  # transformers samples from the global generator
     started = time.perf_counter()
-    with torch.no_grad(), _applied(arm, loaded, tail) as report:
+    with torch.no_grad(), _applied(arm, loaded, tail, parts) as report:
         sequence = loaded.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=settings.new_tokens,
             streamer=clock,
+            **_in_parts(settings.prefill_chunk),
             logits_processor=[_numbers],
             pad_token_id=_pad(loaded.tokenizer),
             **_sampling(settings.temperature),
@@ -133,8 +135,15 @@ class _Clock:
         return self.times[1]
 
 
-def _applied(arm: Arm, loaded: LoadedModel, tail: int) -> AbstractContextManager[FillReport | None]:
-    return arm.applied(loaded.model, tail) if arm.fill else nullcontext()
+def _applied(
+    arm: Arm, loaded: LoadedModel, tail: int, prompt_tokens: int | None
+) -> AbstractContextManager[FillReport | None]:
+    return arm.applied(loaded.model, tail, prompt_tokens=prompt_tokens) if arm.fill else nullcontext()
+
+
+def _in_parts(chunk: int | None) -> dict[str, Any]:
+    """Options of transformers' own chunked prefill, which must not be compiled where a fill acts."""
+    return {} if chunk is None else {"prefill_chunk_size": chunk, "disable_compile": True}
 
 
 def _arm(n_layers: int, settings: GenerateSettings) -> tuple[Arm, int]:
