@@ -56,8 +56,12 @@ class Arm:
         """
         if self.fill is None:
             return nullcontext()
-        parts = {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens}
-        return self.fill.applied(model, tail=self.tail_of(task_tail), sink_rows=self.sink_rows, **parts)
+        return self.fill.applied(
+            model,
+            tail=self.tail_of(task_tail),
+            sink_rows=self.sink_rows,
+            prompt_tokens=prompt_tokens,
+        )
 
 
 def arm_context(

@@ -266,7 +266,9 @@ def test_an_arm_that_fills_nothing_is_an_error(
     tiny: LoadedModel, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def idle(self: RidgeFill, model: object, *, tail: int, sink_rows: int = 0):
+    def idle(
+        self: RidgeFill, model: object, *, tail: int, sink_rows: int = 0, prompt_tokens: int | None = None
+    ):
         from ridgefit.runtime import FillReport
 
         yield FillReport()
