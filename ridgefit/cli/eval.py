@@ -54,6 +54,8 @@ def evaluate(
         result = evaluate(loaded, settings, maps, out, progress=progress)
     for line in result.warnings:
         output.warn(line)
+    for choice in result.rows_choices:
+        output.say(choice.sentence)
     output.result(result, lambda console: _show(console, result, out))
     return 0
 

@@ -33,9 +33,11 @@ def _show(console: Console, result: Generated) -> None:
 
 def _timing(result: Generated) -> str:
     filled = f", {result.rows_filled:,} rows filled" if result.rows_filled else ""
+    filled += f" and {result.rows_chosen:,} chosen" if result.rows_chosen else ""
     return (
         f"{result.arm}: {result.prompt_tokens:,} prompt tokens{filled}; first token after "
-        f"{result.first_token_seconds:.3f} s, {result.new_tokens} tokens in {result.seconds:.3f} s"
+        f"{result.first_token_seconds:.3f} s, {result.new_tokens} tokens in {result.seconds:.3f} s; "
+        f"peak memory {result.peak_bytes / 2**30:.2f} GiB"
     )
 
 

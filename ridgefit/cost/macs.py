@@ -28,6 +28,8 @@ class Arm(BaseModel):
         split: first late layer.
         tail: last prompt rows that run every layer.
         sink_rows: first prompt rows that run every layer.
+        chosen_rows: further prefix rows that run every layer, counted as evenly spread. They are filled too,
+            since they are chosen when the fill is under way.
         map_width: what a map reads per row; the hidden width if None (the paper's maps).
         state_only: late layers whose map reads the hidden width alone, where others read more.
         row_macs: of a filled row, once: what its features and their bottleneck cost.
@@ -39,6 +41,7 @@ class Arm(BaseModel):
     split: int = Field(0, ge=0)
     tail: int = Field(0, ge=0)
     sink_rows: int = Field(0, ge=0)
+    chosen_rows: int = Field(0, ge=0)
     map_width: int | None = Field(None, gt=0)
     state_only: tuple[int, ...] = ()
     row_macs: int = Field(0, ge=0)
@@ -175,14 +178,17 @@ def _late_layer(shape: ModelShape, arm: Arm, layer: int, tokens: int) -> int:
         for keys in ((sinks, tail) if arm.fill == "none" else (range(tokens),))
     )
     # A sliding layer's cache is filled only where some tail row still looks.
-    filled = len(prefix) if window is None else min(len(prefix), window - 1)
+    filled = len(prefix) if window is None or arm.chosen_rows else min(len(prefix), window - 1)
+    chosen = min(arm.chosen_rows, len(prefix))
+    places = (prefix.start + (2 * number + 1) * len(prefix) // (2 * chosen) for number in range(chosen))
+    pairs += sum(place + 1 if window is None else min(place + 1, window) for place in places)
     width = shape.hidden if layer in arm.state_only else arm.map_width or shape.hidden
     per_filled_row = {
         "none": 0,
         "identity": 2 * shape.hidden * shape.kv_width,
         "ridge": 2 * shape.hidden * shape.kv_width + shape.hidden * width,
     }[arm.fill]
-    exact_rows = len(sinks) + len(tail)
+    exact_rows = len(sinks) + len(tail) + chosen
     return _rows(shape, layer, exact_rows) + _attention(shape) * pairs + filled * per_filled_row
 
 

@@ -29,9 +29,11 @@ from ridgefit.hub.layout import (
 from ridgefit.hub.reference import is_commit
 from ridgefit.hub.strict import read_strict
 from ridgefit.maps import (
+    FREQUENCIES,
     Credit,
     Fingerprint,
     Format1Settings,
+    Frequencies,
     MapSet,
     MapsManifest,
     SplitMaps,
@@ -187,6 +189,8 @@ def build_repository(
         write_manifest(folder, manifest.model_copy(update={"splits": records, "provenance": pinned}))
         if evaluation is not None:
             write_json(folder / EVALUATION, without_places(evaluation))
+        if (maps / FREQUENCIES).is_file():
+            Frequencies.read(maps / FREQUENCIES).write(folder / FREQUENCIES)
         if bench is not None:
             write_json(folder / BENCH, without_places(bench))
         for name, source in (plots or {}).items():

@@ -20,6 +20,7 @@ from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.plan import find_config
 from ridgefit.recipe import ArmSettings, GenerateSettings, ModelSettings
 from ridgefit.runtime import FillReport
+from ridgefit.versions import peak_memory
 
 
 class Generated(BaseModel):
@@ -35,6 +36,8 @@ class Generated(BaseModel):
         first_token_seconds: from the call to the first new token.
         seconds: the whole call.
         rows_filled: prompt rows whose late layers were skipped.
+        rows_chosen: prefix rows that selectors chose to run exactly.
+        peak_bytes: most memory so far: of the device on CUDA, else of the process.
         warnings: one line each.
     """
 
@@ -50,6 +53,8 @@ class Generated(BaseModel):
     first_token_seconds: float
     seconds: float
     rows_filled: int
+    rows_chosen: int
+    peak_bytes: int
     warnings: tuple[str, ...]
 
 
@@ -102,6 +107,8 @@ def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
         first_token_seconds=clock.first - started,
         seconds=seconds,
         rows_filled=report.rows_filled if report else 0,
+        rows_chosen=report.rows_chosen if report else 0,
+        peak_bytes=peak_memory(loaded.port.device.type),
         warnings=tuple(warnings),
     )
 
@@ -138,7 +145,9 @@ class _Clock:
 def _applied(
     arm: Arm, loaded: LoadedModel, tail: int, prompt_tokens: int | None
 ) -> AbstractContextManager[FillReport | None]:
-    return arm.applied(loaded.model, tail, prompt_tokens=prompt_tokens) if arm.fill else nullcontext()
+    if arm.fill is None:
+        return nullcontext()
+    return arm.applied(loaded.model, tail, loaded.tokenizer, prompt_tokens=prompt_tokens)
 
 
 def _in_parts(chunk: int | None) -> dict[str, Any]:
@@ -149,7 +158,11 @@ def _in_parts(chunk: int | None) -> dict[str, Any]:
 def _arm(n_layers: int, settings: GenerateSettings) -> tuple[Arm, int]:
     """The arm, with tail and sink rows from the maps where the user names none."""
     wanted = ArmSettings(
-        kind=settings.arm, split=settings.split, tail=settings.tail, sink_rows=settings.sink_rows or 0
+        kind=settings.arm,
+        split=settings.split,
+        tail=settings.tail,
+        sink_rows=settings.sink_rows or 0,
+        rows=settings.rows,
     )
     arm = resolve_arm(wanted, settings.maps, n_layers)
     if arm.fill is None:

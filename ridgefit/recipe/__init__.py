@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from ridgefit.recipe.arms import ArmSettings as ArmSettings
 from ridgefit.recipe.base import ArmKind as ArmKind
 from ridgefit.recipe.base import Device as Device
 from ridgefit.recipe.base import DType as DType
@@ -25,6 +26,7 @@ from ridgefit.recipe.costing import MapReadsSettings as MapReadsSettings
 from ridgefit.recipe.costing import PlanSettings as PlanSettings
 from ridgefit.recipe.recall import CalibrateRecallSettings as CalibrateRecallSettings
 from ridgefit.recipe.recall import RecallEvalSettings as RecallEvalSettings
+from ridgefit.recipe.rows import RowsField
 from ridgefit.recipe.solving import CandidateSettings as CandidateSettings
 from ridgefit.recipe.solving import SolveSettings as SolveSettings
 
@@ -81,36 +83,6 @@ class CaptureSettings(Settings):
         None, pattern=r"^\d+/\d+$", examples=["2/4"], description="i/n: this machine's part of the work"
     )
     resume: bool = Field(False, description="go on from the last checkpoint in --out")
-
-
-class ArmSettings(Settings):
-    """One way of handling the prompt's prefix in the late layers (paper table 3)."""
-
-    kind: ArmKind = Field(description="what the late layers of a prefix row compute")
-    split: int | None = Field(None, ge=1, description="ridge: the maps'; pop: two thirds of the depth")
-    tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer; pop: 1")
-    sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
-    maps: str | None = Field(
-        None,
-        min_length=1,
-        description="ridge: maps of its own; a plain name is a candidate that solve kept beside --maps, "
-        "anything with a / a file or folder",
-    )
-    name: str | None = Field(None, description="label in tables; made from the rest if absent")
-
-    @property
-    def label(self) -> str:
-        """Name shown in tables and stored in results."""
-        if self.name:
-            return self.name
-        parts: list[str] = [self.kind]
-        if self.split is not None and self.kind != "exact":
-            parts.append(f"s{self.split}")
-        if self.maps is not None:
-            parts.append(self.maps)
-        if self.sink_rows:
-            parts.append(f"+{self.sink_rows} sink rows")
-        return " ".join(parts)
 
 
 class NllSettings(Settings):
@@ -217,6 +189,15 @@ class EvalSettings(Settings):
     """Arms x tasks, every arm paired with exact in the same process."""
 
     arms: tuple[ArmSettings, ...] = Field(min_length=1, description="arms, each paired with exact")
+    sink_effect: bool = Field(
+        True, description="beside each plain ridge arm, the same with 4 exact first rows: what they are worth"
+    )
+    auto_rows: bool = Field(
+        False,
+        description="beside each plain ridge arm, every selector of rows with random rows of the same count, "
+        "and which of them pays",
+    )
+    auto_share: float = Field(0.1, gt=0, le=1, description="auto-rows: rows, as a share of the prompt")
     tasks: tuple[Task, ...] = Field(
         min_length=1, description="nll, needle, needle-two-turn, agreement, copying, with their settings"
     )
@@ -295,6 +276,7 @@ class GenerateSettings(Settings):
     split: int | None = Field(None, ge=1, description="split layer; default: the maps' only one")
     tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer")
     sink_rows: int | None = Field(None, ge=0, description="first prompt rows that run every layer")
+    rows: RowsField = Field((), description="selectors of further prefix rows that run every layer")
     new_tokens: int = Field(64, ge=1, description="tokens to generate at most")
     prefill_chunk: int | None = Field(
         None, ge=1, description="read the prompt in parts of so many tokens, to save memory"
