@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 def generate(model: ModelSettings, settings: GenerateSettings, output: Output) -> None:
     """Text with an arm applied, and the time to the first token."""
+    if settings.policy is not None:
+        _recall(model, settings, output)
+        return
     from ridgefit.pipeline.generate import generate
 
     result = generate(model, settings)
@@ -23,6 +26,22 @@ def generate(model: ModelSettings, settings: GenerateSettings, output: Output) -
         output.warn(line)
     output.result(result, lambda console: _show(console, result))
     output.say(_timing(result))
+
+
+def _recall(model: ModelSettings, settings: GenerateSettings, output: Output) -> None:
+    """The same with a recall policy in place of maps."""
+    from ridgefit.cli.render import plain
+    from ridgefit.pipeline.generate_recall import generate_recall
+
+    result = generate_recall(model, settings)
+    for line in result.warnings:
+        output.warn(line)
+    output.result(result, lambda console: plain(console, result.text))
+    for index, layer in result.layers.items():
+        output.say(
+            f"layer {index}: {layer.kept:,} rows kept, {layer.archived:,} archived, {layer.fetched:.1f} "
+            f"fetched a step (at most {layer.most:,}), {100 * layer.share:.1f} % of the cache read a step"
+        )
 
 
 def _show(console: Console, result: Generated) -> None:

@@ -272,6 +272,7 @@ class GenerateSettings(Settings):
     prompt_file: Path | None = Field(None, description="UTF-8 file that holds the prompt")
     chat: bool = Field(False, description="put the prompt into the chat template as a user's turn")
     maps: Path | None = Field(None, description="maps folder, source file, format-1 folder or Hub name")
+    policy: Path | None = Field(None, description="recall policy folder, in place of maps")
     arm: ArmKind = Field("ridge", description="what the late layers of a prefix row compute")
     split: int | None = Field(None, ge=1, description="split layer; default: the maps' only one")
     tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer")
