@@ -41,6 +41,8 @@ def evaluate(
     if settings is None:
         raise BadInput("nothing says what to judge", "give --arms and --tasks, or --policy")
     if isinstance(settings.tasks[0], AcceptanceSettings):
+        if len(settings.tasks) > 1 or settings.arms or maps:
+            raise BadInput("acceptance stands alone", "leave out --arms, --maps and other tasks")
         return _acceptance(model, settings, settings.tasks[0], out, output)
     from ridgefit import cost
     from ridgefit.evaluate import evaluate

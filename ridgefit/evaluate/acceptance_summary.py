@@ -113,7 +113,7 @@ def summarise(
         documents=len({r["unit"] for r in full}),
         prompt_tokens=(min(r["prompt_tokens"] for r in full), max(r["prompt_tokens"] for r in full)),
         output_tokens=sum(r["tokens"] for r in full),
-        candidates=settings.candidates,
+        candidates=settings.select_from,
         bin=settings.bin,
         policies=tuple(scores),
     )

@@ -190,7 +190,7 @@ Task = Annotated[AcceptanceSettings | FillTask, Field(discriminator="task")]
 class EvalSettings(Settings):
     """Arms x tasks, every arm paired with exact in the same process."""
 
-    arms: tuple[ArmSettings, ...] = Field((), description="arms, each paired with exact")
+    arms: tuple[ArmSettings, ...] = Field((), description="arms, each paired with exact; not for acceptance")
     sink_effect: bool = Field(
         True, description="beside each plain ridge arm, the same with 4 exact first rows: what they are worth"
     )
@@ -213,15 +213,6 @@ class EvalSettings(Settings):
     def fill_tasks(self) -> tuple[FillTask, ...]:
         """Tasks that judge arms."""
         return tuple(task for task in self.tasks if not isinstance(task, AcceptanceSettings))
-
-    @model_validator(mode="after")
-    def _arms_for_tasks(self) -> EvalSettings:
-        drafted = [task for task in self.tasks if isinstance(task, AcceptanceSettings)]
-        if drafted and (len(self.tasks) > 1 or self.arms):
-            raise ValueError("acceptance stands alone: no other task and no arms beside it")
-        if not drafted and not self.arms:
-            raise ValueError("arms must hold at least one")
-        return self
 
 
 class RunRecipe(Settings):

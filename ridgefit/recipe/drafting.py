@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from ridgefit.recipe.base import Settings
 
-CACHE_KEYS = ("budget", "keep_ratio", "recent_share", "window", "observe", "kernel", "every", "candidates")
+CACHE_KEYS = ("budget", "keep_ratio", "recent_share", "window", "observe", "kernel", "every")
 
 
 class DraftCacheSettings(Settings):
@@ -22,33 +22,24 @@ class DraftCacheSettings(Settings):
     observe: int = Field(64, ge=1, description="newest queries whose attention scores the rest")
     kernel: int = Field(5, ge=1, description="width of the average over neighbouring scores")
     every: int = Field(128, ge=1, description="committed tokens between periodic refreshes")
-    candidates: Literal["full", "since"] = Field(
+    select_from: Literal["full", "since"] = Field(
         "full", description="re-select from all that is stored, or from what is in sight and newer"
     )
 
     def cache(self) -> dict[str, Any]:
         """Keyword arguments of `runtime.draft.CacheSettings`; an eighth of the prompt if nothing is said."""
         found: dict[str, Any] = {name: getattr(self, name) for name in CACHE_KEYS}
+        found["candidates"] = self.select_from
         if self.budget is None and self.keep_ratio is None:
             found["keep_ratio"] = 0.125
         return found
-
-    @model_validator(mode="after")
-    def _one_size(self) -> DraftCacheSettings:
-        if self.budget is not None and self.keep_ratio is not None:
-            raise ValueError("give a budget or a keep_ratio, not both")
-        if self.window is not None and self.budget is not None and self.window > self.budget:
-            raise ValueError(f"a window of {self.window} columns is above the budget of {self.budget}")
-        if self.kernel % 2 == 0:
-            raise ValueError("kernel must be odd")
-        return self
 
 
 class DraftGenerateSettings(DraftCacheSettings):
     """`ridgefit generate --draft`: what drafts, and how its cache is kept small."""
 
     draft: str = Field(description="draft model, 'self' for the target itself")
-    policy: str = Field("rift-stat", description="cache policy of the draft")
+    draft_policy: str = Field("rift-stat", description="cache policy of the draft")
     controller: Path | None = Field(None, description="frozen controller of `calibrate refresh`")
     drafted: int = Field(5, ge=1, le=16, description="tokens drafted per round")
 
@@ -101,8 +92,9 @@ class AcceptanceSettings(PromptSettings, _AcceptanceTask):
 class CalibrateRefreshSettings(PromptSettings):
     """`ridgefit calibrate refresh`: a controller from traces, frozen, and tested once."""
 
-    shares: tuple[float, float, float] = Field(
-        (0.4, 0.2, 0.4), description="documents for fitting, for selecting, for the one test"
+    fit_share: float = Field(0.4, gt=0, lt=1, description="share of the documents for fitting")
+    select_share: float = Field(
+        0.2, gt=0, lt=1, description="share for selecting; what is left is for the one test"
     )
     interval: int = Field(32, ge=4, description="committed tokens between checks")
     horizon: int = Field(128, ge=8, description="tokens by which a refresh is judged in the fit")
@@ -114,8 +106,8 @@ class CalibrateRefreshSettings(PromptSettings):
 
     @model_validator(mode="after")
     def _three_parts(self) -> CalibrateRefreshSettings:
-        if any(share <= 0 for share in self.shares) or abs(sum(self.shares) - 1) > 1e-6:
-            raise ValueError("shares must be positive and add to 1")
+        if self.fit_share + self.select_share >= 1:
+            raise ValueError("fit_share and select_share leave no document for the test")
         return self
 
 

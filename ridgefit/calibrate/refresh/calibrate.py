@@ -142,7 +142,8 @@ def _splits(pair: Pair, settings: CalibrateRefreshSettings) -> list[list[Prompt]
         documents = documents_of(prompts)
         kept = set(documents[: max(FEWEST, round(settings.fraction * len(documents)))])
         prompts = [prompt for prompt in prompts if prompt.document in kept]
-    parts = split_documents(prompts, settings.shares)
+    shares = (settings.fit_share, settings.select_share)
+    parts = split_documents(prompts, (*shares, 1 - sum(shares)))
     if any(len(documents_of(part)) < 1 for part in parts) or len(documents_of(prompts)) < FEWEST:
         raise BadInput(
             f"{len(documents_of(prompts))} documents are too few for three splits",
