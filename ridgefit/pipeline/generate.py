@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -77,14 +78,16 @@ def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
             f"{arm.sink_rows} sink rows, so every row is exact"
         )
     clock = Clock()
+    parts = ids.shape[1] if settings.prefill_chunk else None
     torch.manual_seed(settings.seed)  # transformers samples from the global generator
     started = time.perf_counter()
-    with torch.no_grad(), _applied(arm, loaded, tail) as report:
+    with torch.no_grad(), _applied(arm, loaded, tail, parts) as report:
         sequence = loaded.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=settings.new_tokens,
             streamer=clock,
+            **_in_parts(settings.prefill_chunk),
             logits_processor=[numbers],
             pad_token_id=pad_id(loaded.tokenizer),
             **sampling(settings.temperature),
@@ -108,8 +111,17 @@ def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
     )
 
 
-def _applied(arm: Arm, loaded: LoadedModel, tail: int) -> AbstractContextManager[FillReport | None]:
-    return arm.applied(loaded.model, tail, loaded.tokenizer) if arm.fill else nullcontext()
+def _applied(
+    arm: Arm, loaded: LoadedModel, tail: int, prompt_tokens: int | None
+) -> AbstractContextManager[FillReport | None]:
+    if arm.fill is None:
+        return nullcontext()
+    return arm.applied(loaded.model, tail, loaded.tokenizer, prompt_tokens=prompt_tokens)
+
+
+def _in_parts(chunk: int | None) -> dict[str, Any]:
+    """Options of transformers' own chunked prefill, which must not be compiled where a fill acts."""
+    return {} if chunk is None else {"prefill_chunk_size": chunk, "disable_compile": True}
 
 
 def _arm(n_layers: int, settings: GenerateSettings) -> tuple[Arm, int]:

@@ -279,6 +279,9 @@ class GenerateSettings(Settings):
     sink_rows: int | None = Field(None, ge=0, description="first prompt rows that run every layer")
     rows: RowsField = Field((), description="selectors of further prefix rows that run every layer")
     new_tokens: int = Field(64, ge=1, description="tokens to generate at most")
+    prefill_chunk: int | None = Field(
+        None, ge=1, description="read the prompt in parts of so many tokens, to save memory"
+    )
     temperature: float = Field(0.0, ge=0, description="0 is greedy")
     seed: int = Field(0, ge=0, description="seed of sampling")
 
