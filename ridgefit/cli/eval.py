@@ -68,8 +68,11 @@ def evaluate(
 def _recall(model: ModelSettings, settings: RecallEvalSettings, out: Path, output: Output) -> int:
     """Recall policies; exit status 1 where a gate fails, with all results written."""
     from ridgefit.evaluate.recall.run import evaluate_recall
+    from ridgefit.hub import local_maps
     from ridgefit.models.load import load_latent
 
+    policies = tuple(local_maps(policy) for policy in settings.policy)
+    settings = settings.model_copy(update={"policy": policies})
     loaded = load_latent(**model.load_options())
     with output.progress() as progress:
         result = evaluate_recall(loaded, settings, out, progress=progress)

@@ -305,7 +305,9 @@ class GenerateSettings(Settings):
 class PushSettings(Settings):
     """`ridgefit push`: maps made into a repository, judged, and published in one commit."""
 
-    maps: Path = Field(description="maps folder, source file, format-1 folder, or a repository made before")
+    maps: Path = Field(
+        description="maps folder, source file, format-1 folder, recall policy, or a repository made before"
+    )
     repo: str = Field(description="Hub name 'org/name'")
     revision: str = Field("main", description="branch that moves; made from main if it is new")
     tag: str | None = Field(
