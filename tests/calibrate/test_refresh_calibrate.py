@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ridgefit.calibrate.refresh import calibrate_refresh
+from ridgefit.calibrate.refresh.calibrate import _Work
 from ridgefit.calibrate.refresh.closed import ClosedJob, Schedule, run_schedules
 from ridgefit.calibrate.refresh.traces import TraceJob, continuation, trace
 from ridgefit.corpus.prompts import Prompt, cut_prompts, split_documents
@@ -22,7 +23,7 @@ from ridgefit.runtime.draft import CacheSettings, Drafter, policy_of
 from ridgefit.runtime.draft.controllers import Pace
 from ridgefit.runtime.draft.frozen import controller_from
 from ridgefit.runtime.speculative import Chooser, Speculation
-from ridgefit.runtime.speculative.pair import load_pair
+from ridgefit.runtime.speculative.pair import PairPool, load_pair
 from ridgefit.runtime.speculative.verify import StoredVerifier
 
 Folder = Callable[..., Path]
@@ -79,7 +80,7 @@ def test_calibrate_freeze_test_and_use(tiny_folder: Folder, texts: Path, tmp_pat
     assert test["equal"]  # the real loop gave the target's own text
     assert loaded.rule.kind != "none"  # half of the AL may be lost, so something passes
     assert test["verdict"] in {"matched", "not matched"}
-    assert {"never", "periodic 16", "random at its rate"} <= set(test["controls"])
+    assert {"never", "periodic 4", "periodic 16", "random at its rate"} <= set(test["controls"])
     assert controller_from(loaded)() is not controller_from(loaded)()
 
     acceptance = AcceptanceSettings(
@@ -190,3 +191,20 @@ def test_splits_depend_on_documents_alone() -> None:
     assert sum(map(len, parts)) == 60
     again = split_documents(prompts[::-1], (0.4, 0.2, 0.4))
     assert [{p.id for p in part} for part in again] == [{p.id for p in part} for part in parts]
+
+
+def test_processes_share_prompts_and_schedules(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+    """Two processes, one prompt: the same outcomes, in the same order, as one process."""
+    folder = tiny_folder("llama", num_hidden_layers=1)
+    pair = load_pair(options(folder), "self")
+    prompts = cut_prompts(pair.target.tokenizer, (str(texts),), lengths=(40,))[:1]
+    schedules = [Schedule("never"), Schedule("periodic", every=4), Schedule("periodic", every=8)]
+    found = []
+    for workers in (1, 2):
+        own = settings(texts, workers=workers)
+        pool = PairPool(options(folder), "self", pair, workers)
+        found.append(_Work(pool, own, None).outcomes(prompts, schedules, "x"))
+    assert found[0] == found[1]
+    assert [row[0].refreshes for row in found[0]] == sorted(
+        (row[0].refreshes for row in found[0]), key=lambda n: (n > 0, -n)
+    )

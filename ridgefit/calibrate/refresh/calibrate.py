@@ -20,7 +20,7 @@ from ridgefit.runtime.draft.controllers import Pace
 from ridgefit.runtime.speculative.pair import Pair, PairPool, load_pair
 from ridgefit.versions import library_versions, machine
 
-SWEEP = (0.25, 0.5, 1, 2, 4)
+SWEEP = (0.5, 2)
 """Intervals of the periodic frontier that a controller is drawn against, times the policy's own."""
 FEWEST = 3
 Progress = Callable[[int, int, str], None]
@@ -183,12 +183,22 @@ class _Work:
         self, prompts: Sequence[Prompt], schedules: Sequence[Schedule], what: str, *, real: bool = False
     ) -> list[list[Outcome]]:
         """Per schedule, the outcome of every prompt."""
-        jobs = [ClosedJob(prompt, self._settings, tuple(schedules), real) for prompt in prompts]
+        # With more processes than prompts, several share a prompt's schedules.
+        parts = max(1, min(self._settings.workers // len(prompts), len(schedules)))
+        places = [list(range(part, len(schedules), parts)) for part in range(parts)]
+        jobs = [
+            ClosedJob(prompt, self._settings, tuple(schedules[place] for place in some), real)
+            for prompt in prompts
+            for some in places
+        ]
         found: dict[int, list[Outcome]] = {}
         for index, row in self._pool.map(run_schedules, jobs):
             found[index] = row
             self._say(len(found), len(jobs), what)
-        return [[found[index][place] for index in sorted(found)] for place in range(len(schedules))]
+        return [
+            [found[number * parts + place % parts][place // parts] for number in range(len(prompts))]
+            for place in range(len(schedules))
+        ]
 
     def test(self, prompts: Sequence[Prompt], own: Schedule | None) -> dict[str, Any]:
         """Once, in the real loop: the controller against the periodic policy; controls are replayed."""
