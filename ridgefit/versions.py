@@ -56,6 +56,23 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def peak_memory(device: str) -> int:
+    """Most bytes held so far: allocated on a "cuda" device, else resident in this process; 0 if unknown.
+
+    Args:
+        device: type of the device that was used.
+    """
+    torch = sys.modules.get("torch")
+    if device == "cuda" and torch is not None:
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 def _cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():

@@ -17,6 +17,7 @@ from ridgefit.capture.identity import require_same
 from ridgefit.corpus import TokenStore
 from ridgefit.errors import BadInput
 from ridgefit.files import new_folder, require_space, require_unused
+from ridgefit.maps import FREQUENCIES, Frequencies
 from ridgefit.moments import LEAVES, Node
 
 
@@ -48,6 +49,8 @@ def merge_shards(folders: Sequence[Path], out: Path) -> CaptureRecord:
     require_space(out, 2 * size, "the merged capture")
     with new_folder(out) as partial:
         TokenStore.load(first / TOKENS_FOLDER).save(partial / TOKENS_FOLDER)
+        if (first / FREQUENCIES).is_file():  # captures of before have none
+            Frequencies.read(first / FREQUENCIES).write(partial / FREQUENCIES)
         moments = finish(collapse(nodes, partial), partial, tuple(records[first].identity["split"]))
         ordered = sorted(records.values(), key=lambda record: record.leaves)
         record = CaptureRecord(

@@ -24,6 +24,7 @@ from ridgefit.capture.workers import WorkerOrder, leaf_work, run_workers
 from ridgefit.corpus import TokenStore
 from ridgefit.errors import Interrupted
 from ridgefit.files import folder_lock
+from ridgefit.maps import FREQUENCIES, Frequencies
 from ridgefit.models import LoadedModel
 from ridgefit.moments import LEAVES, product_for
 from ridgefit.recipe import CaptureSettings
@@ -95,6 +96,7 @@ def capture(
         _sweep(out)
         record = _record(loaded, store, settings, identity)
         store.save(out / TOKENS_FOLDER)
+        _frequencies(loaded, store).write(out / FREQUENCIES)
         record.write(out)
         held = tokens_done(out, store.manifest, leaves, settings.batch)
         meter = _Meter(record.tokens, held, progress)
@@ -130,6 +132,13 @@ def _finished(out: Path, record: CaptureRecord, settings: CaptureSettings) -> Ca
     record.write(out)
     clear(out)
     return record
+
+
+def _frequencies(loaded: LoadedModel, store: TokenStore) -> Frequencies:
+    """How often each token stands in the documents: says, at inference, which tokens are rare."""
+    manifest = store.manifest
+    documents = (store.document(number) for number in range(len(manifest.documents)))
+    return Frequencies.counted(documents, loaded.port.vocab, manifest.tokenizer_sha256)
 
 
 def _record(

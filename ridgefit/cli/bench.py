@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def prefill(settings: BenchPrefillSettings, output: Output) -> None:
-    """Prefill times of exact, identity, ridge and POP native, beside the arithmetic limit."""
+    """Prefill times of exact, identity, ridge and POP native: random weights, or a model and its maps."""
     from ridgefit.pipeline.bench import bench_prefill
 
     with output.progress() as progress:
@@ -28,10 +28,13 @@ def prefill(settings: BenchPrefillSettings, output: Output) -> None:
 def _show(console: Console, result: PrefillBench) -> None:
     from ridgefit.cli.render import grid, plain
 
-    header = ("arm", "split", "tail", "tokens", "seconds", "speedup", "limit", "share", "T MAC/s")
+    wide = any(timing.reads not in (None, "state") for timing in result.timings)
+    reads = ("reads",) if wide else ()
+    header = ("arm", *reads, "split", "tail", "tokens", "seconds", "speedup", "limit", "share", "T MAC/s")
     rows = [
         (
             timing.arm,
+            *((timing.reads or "",) if wide else ()),
             "" if timing.split is None else str(timing.split),
             "" if timing.tail is None else str(timing.tail),
             f"{timing.tokens:,}",
@@ -44,8 +47,9 @@ def _show(console: Console, result: PrefillBench) -> None:
         for timing in result.timings
     ]
     device = result.machine["gpu"] if result.device.startswith("cuda") else result.machine["cpu"]
+    name = result.preset or (result.base or {}).get("name")
     title = (
-        f"prefill of {result.preset} on {device}, {result.dtype}, {result.attention}, "
+        f"prefill of {name} on {device}, {result.dtype}, {result.attention}, "
         f"medians of {result.repeats} interleaved rounds"
     )
     plain(console, title)

@@ -10,24 +10,35 @@ import typer
 
 from ridgefit.cli.options import Out, command
 from ridgefit.cli.output import Output
-from ridgefit.recipe import EvalSettings, ModelSettings
+from ridgefit.errors import BadInput
+from ridgefit.recipe import EvalSettings, ModelSettings, RecallEvalSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ridgefit.evaluate import EvalResult
+    from ridgefit.evaluate.recall.result import RecallResult
 
 
 def evaluate(
     model: ModelSettings,
-    settings: EvalSettings,
+    settings: EvalSettings | None,
+    recall: RecallEvalSettings | None,
     out: Out,
     output: Output,
     maps: Annotated[
         Path | None, typer.Option("--maps", help="maps for the ridge arms: folder, file or Hub name")
     ] = None,
-) -> None:
+) -> int:
     """Judge arms against exact, paired, with intervals; the same command goes on where it stopped."""
+    if settings is not None and recall is not None:
+        raise BadInput(
+            "fills and recall policies are judged apart", "leave out --arms and --tasks, or --policy"
+        )
+    if recall is not None:
+        return _recall(model, recall, out, output)
+    if settings is None:
+        raise BadInput("nothing says what to judge", "give --arms and --tasks, or --policy")
     from ridgefit import cost
     from ridgefit.evaluate import evaluate
     from ridgefit.evaluate.arms import resolve_arms
@@ -43,7 +54,35 @@ def evaluate(
         result = evaluate(loaded, settings, maps, out, progress=progress)
     for line in result.warnings:
         output.warn(line)
+    for choice in result.rows_choices:
+        output.say(choice.sentence)
     output.result(result, lambda console: _show(console, result, out))
+    return 0
+
+
+def _recall(model: ModelSettings, settings: RecallEvalSettings, out: Path, output: Output) -> int:
+    """Recall policies; exit status 1 where a gate fails, with all results written."""
+    from ridgefit.evaluate.recall.run import evaluate_recall
+    from ridgefit.models.load import load_latent
+
+    loaded = load_latent(**model.load_options())
+    with output.progress() as progress:
+        result = evaluate_recall(loaded, settings, out, progress=progress)
+    for gate in result.gates:
+        if not gate.passed:
+            output.warn(f"gate '{gate.name}' fails: {gate.detail}")
+    output.result(result, lambda console: _show_recall(console, result, out))
+    return 0 if result.passed else 1
+
+
+def _show_recall(console: Console, result: RecallResult, out: Path) -> None:
+    from ridgefit.cli.render import grid, plain
+    from ridgefit.evaluate.recall.tables import recall_grids
+
+    for table in recall_grids(result):
+        plain(console, table.title)
+        console.print(grid(table.heads, table.rows))
+    plain(console, f"written to {out}")
 
 
 def _show(console: Console, result: EvalResult, out: Path) -> None:

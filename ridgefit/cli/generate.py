@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 def generate(model: ModelSettings, settings: GenerateSettings, output: Output) -> None:
     """Text with an arm applied, and the time to the first token."""
+    if settings.policy is not None:
+        _recall(model, settings, output)
+        return
     from ridgefit.pipeline.generate import generate
 
     result = generate(model, settings)
@@ -23,6 +26,22 @@ def generate(model: ModelSettings, settings: GenerateSettings, output: Output) -
         output.warn(line)
     output.result(result, lambda console: _show(console, result))
     output.say(_timing(result))
+
+
+def _recall(model: ModelSettings, settings: GenerateSettings, output: Output) -> None:
+    """The same with a recall policy in place of maps."""
+    from ridgefit.cli.render import plain
+    from ridgefit.pipeline.generate_recall import generate_recall
+
+    result = generate_recall(model, settings)
+    for line in result.warnings:
+        output.warn(line)
+    output.result(result, lambda console: plain(console, result.text))
+    for index, layer in result.layers.items():
+        output.say(
+            f"layer {index}: {layer.kept:,} rows kept, {layer.archived:,} archived, {layer.fetched:.1f} "
+            f"fetched a step (at most {layer.most:,}), {100 * layer.share:.1f} % of the cache read a step"
+        )
 
 
 def _show(console: Console, result: Generated) -> None:
@@ -33,9 +52,11 @@ def _show(console: Console, result: Generated) -> None:
 
 def _timing(result: Generated) -> str:
     filled = f", {result.rows_filled:,} rows filled" if result.rows_filled else ""
+    filled += f" and {result.rows_chosen:,} chosen" if result.rows_chosen else ""
     return (
         f"{result.arm}: {result.prompt_tokens:,} prompt tokens{filled}; first token after "
-        f"{result.first_token_seconds:.3f} s, {result.new_tokens} tokens in {result.seconds:.3f} s"
+        f"{result.first_token_seconds:.3f} s, {result.new_tokens} tokens in {result.seconds:.3f} s; "
+        f"peak memory {result.peak_bytes / 2**30:.2f} GiB"
     )
 
 

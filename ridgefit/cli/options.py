@@ -191,7 +191,7 @@ def _items(words: Sequence[str], members: Mapping[str, type[BaseModel]]) -> list
     items: list[tuple[str, dict[str, Any]]] = []
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals:
+        if not equals or " " in key:  # `random count=3` is an item with its settings
             items.append((word, {}))
             continue
         if not items:

@@ -37,7 +37,9 @@ def _show(console: Console, result: Plan) -> None:
         "POP native": f"{amount(result.macs['pop'])}, {_beside_pop(result)}",
     }
     if result.map_bytes:
-        rows["maps"] = f"{size(result.map_bytes)} in bf16, {size(result.map_bytes_int8)} in int8"
+        rows["maps"] = (
+            f"{size(result.map_bytes)} in bf16, {size(result.map_bytes_int8)} in int8, reading {result.reads}"
+        )
     capture = result.capture
     rows["capture"] = (
         f"{capture['tokens']:,} tokens, {size(capture['memory_bytes'])} of sums in memory, "

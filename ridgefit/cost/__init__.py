@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ridgefit.cost.macs import Arm, Macs, arm_macs, crossover, pop, prefill_macs, visible_pairs
+from ridgefit.cost.macs import Arm, Macs, arm_macs, check_arm, crossover, pop, prefill_macs, visible_pairs
 from ridgefit.cost.maps import map_macs
 from ridgefit.cost.memory import (
     capture_bytes,
@@ -15,6 +15,7 @@ from ridgefit.cost.memory import (
     moments_bytes,
 )
 from ridgefit.cost.presets import preset_config, preset_names
+from ridgefit.cost.recall import ReadBudget
 from ridgefit.cost.shape import ModelShape, shape_from_config
 from ridgefit.cost.suggest import Suggestion, suggest
 
@@ -22,11 +23,13 @@ __all__ = [
     "Arm",
     "Macs",
     "ModelShape",
+    "ReadBudget",
     "Suggestion",
     "arm_macs",
     "capture_bytes",
     "capture_disk_bytes",
     "capture_macs",
+    "check_arm",
     "crossover",
     "kv_bytes",
     "kv_bytes_per_token",

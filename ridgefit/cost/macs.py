@@ -4,7 +4,8 @@ Counted, per layer and row: the q, k, v and o projections and the gated MLP. Att
 2 x heads x head_dim per pair of a query and a key it sees, as exact causal sums; a sliding layer's
 rows see at most its window. A filled row costs, in every late layer, the split layer included, one
 map of map_width x hidden and the k and v projections; with the identity only those projections; with
-no fill nothing. Embeddings, norms and the head are left out on both sides.
+no fill nothing. What maps read besides the state is computed once per filled row. Embeddings, norms
+and the head are left out on both sides.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ class Arm(BaseModel):
         split: first late layer.
         tail: last prompt rows that run every layer.
         sink_rows: first prompt rows that run every layer.
+        chosen_rows: further prefix rows that run every layer, counted as evenly spread. They are filled too,
+            since they are chosen when the fill is under way.
         map_width: what a map reads per row; the hidden width if None (the paper's maps).
+        state_only: late layers whose map reads the hidden width alone, where others read more.
+        row_macs: of a filled row, once: what its features and their bottleneck cost.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,7 +41,10 @@ class Arm(BaseModel):
     split: int = Field(0, ge=0)
     tail: int = Field(0, ge=0)
     sink_rows: int = Field(0, ge=0)
+    chosen_rows: int = Field(0, ge=0)
     map_width: int | None = Field(None, gt=0)
+    state_only: tuple[int, ...] = ()
+    row_macs: int = Field(0, ge=0)
 
 
 class Macs(BaseModel):
@@ -148,7 +156,8 @@ def _ramp(end: int, most: int) -> int:
 
 def _prefill(shape: ModelShape, arm: Arm, tokens: int) -> int:
     split = shape.layers if arm.fill == "exact" else arm.split
-    return sum(
+    filled = max(tokens - arm.tail - arm.sink_rows, 0) if arm.fill == "ridge" else 0
+    return filled * arm.row_macs + sum(
         _exact_layer(shape, layer, tokens) if layer < split else _late_layer(shape, arm, layer, tokens)
         for layer in range(shape.layers)
     )
@@ -169,13 +178,17 @@ def _late_layer(shape: ModelShape, arm: Arm, layer: int, tokens: int) -> int:
         for keys in ((sinks, tail) if arm.fill == "none" else (range(tokens),))
     )
     # A sliding layer's cache is filled only where some tail row still looks.
-    filled = len(prefix) if window is None else min(len(prefix), window - 1)
+    filled = len(prefix) if window is None or arm.chosen_rows else min(len(prefix), window - 1)
+    chosen = min(arm.chosen_rows, len(prefix))
+    places = (prefix.start + (2 * number + 1) * len(prefix) // (2 * chosen) for number in range(chosen))
+    pairs += sum(place + 1 if window is None else min(place + 1, window) for place in places)
+    width = shape.hidden if layer in arm.state_only else arm.map_width or shape.hidden
     per_filled_row = {
         "none": 0,
         "identity": 2 * shape.hidden * shape.kv_width,
-        "ridge": 2 * shape.hidden * shape.kv_width + shape.hidden * (arm.map_width or shape.hidden),
+        "ridge": 2 * shape.hidden * shape.kv_width + shape.hidden * width,
     }[arm.fill]
-    exact_rows = len(sinks) + len(tail)
+    exact_rows = len(sinks) + len(tail) + chosen
     return _rows(shape, layer, exact_rows) + _attention(shape) * pairs + filled * per_filled_row
 
 

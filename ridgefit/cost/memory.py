@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ridgefit.cost.shape import ModelShape
 
@@ -31,7 +31,15 @@ def kv_bytes(shape: ModelShape, tokens: int, *, bytes_per_value: int = _BF16) ->
     return rows * 2 * shape.kv_width * bytes_per_value
 
 
-def map_bytes(shape: ModelShape, split: int, *, width: int | None = None, int8: bool = False) -> int:
+def map_bytes(
+    shape: ModelShape,
+    split: int,
+    *,
+    width: int | None = None,
+    int8: bool = False,
+    state_only: Collection[int] = (),
+    bottleneck: tuple[int, int] | None = None,
+) -> int:
     """Bytes of one split's maps: a weight `[hidden, width]` and a bias per late layer, split included.
 
     Args:
@@ -39,10 +47,17 @@ def map_bytes(shape: ModelShape, split: int, *, width: int | None = None, int8: 
         split: first late layer.
         width: what a map reads per row; the hidden width if None.
         int8: codes with one bf16 scale per 128 weights of a row, bias in bf16; else all in bf16.
+        state_only: late layers whose map reads the hidden width alone.
+        bottleneck: rows and columns of what all maps share, in bf16 always.
     """
-    read = width or shape.hidden
-    weight = shape.hidden * (read + -(-read // INT8_GROUP) * _BF16) if int8 else shape.hidden * read * _BF16
-    return (shape.layers - split) * (weight + shape.hidden * _BF16)
+
+    def weight(read: int) -> int:
+        return shape.hidden * (read + -(-read // INT8_GROUP) * _BF16 if int8 else read * _BF16)
+
+    wide, narrow = weight(width or shape.hidden), weight(shape.hidden)
+    maps = sum(narrow if layer in state_only else wide for layer in range(split, shape.layers))
+    rest, rank = bottleneck or (0, 0)
+    return maps + max(shape.layers - split, 0) * shape.hidden * _BF16 + rest * rank * _BF16
 
 
 def moments_bytes(shape: ModelShape, split: int, *, width: int | None = None) -> int:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ridgefit.errors import BadInput
+from ridgefit.evaluate.refinements import corrections_of, selectors_of, sinks_in
 from ridgefit.evaluate.samples import Reach
 from ridgefit.recipe import ArmKind, ArmSettings
-from ridgefit.runtime import FillReport, RidgeFill
+from ridgefit.recipe.rows import RowsField, Splice
+from ridgefit.runtime import Corrections, FillReport, RidgeFill, Selector
 
 EXACT = ArmSettings(kind="exact")
 CANDIDATES = "candidates"
@@ -30,6 +32,10 @@ class Arm:
         sink_rows: exact rows at the beginning.
         fill: what the runtime applies; None for exact.
         maps: the maps it names for itself; None where it reads the evaluation's.
+        rows: selectors of further exact rows, as in the recipe.
+        selectors: the same as the runtime takes them.
+        corrections: of filled keys and values.
+        splice: what is exact in place of what is filled.
     """
 
     label: str
@@ -39,16 +45,43 @@ class Arm:
     sink_rows: int = 0
     fill: RidgeFill | None = None
     maps: str | None = None
+    rows: RowsField = ()
+    selectors: tuple[Selector, ...] = ()
+    corrections: Corrections | None = None
+    splice: Splice | None = None
 
     def tail_of(self, task_tail: int) -> int:
         """Tail in a task whose own tail is `task_tail`."""
         return self.tail if self.tail is not None else task_tail
 
-    def applied(self, model: Any, task_tail: int) -> AbstractContextManager[FillReport | None]:
-        """Apply the arm to a model; the exact arm is the model untouched."""
+    @property
+    def reaches(self) -> int:
+        """First rows that are exact whatever the prompt."""
+        return max(self.sink_rows, sinks_in(self.rows))
+
+    def applied(
+        self, model: Any, task_tail: int, tokenizer: Any = None, *, prompt_tokens: int | None = None
+    ) -> AbstractContextManager[FillReport | None]:
+        """Apply the arm to a model; the exact arm is the model untouched.
+
+        Args:
+            model: the model.
+            task_tail: exact rows where the arm names none.
+            tokenizer: the model's, for selectors of rows.
+            prompt_tokens: length of prompts that arrive in parts, see `RidgeFill.applied`.
+        """
         if self.fill is None:
             return nullcontext()
-        return self.fill.applied(model, tail=self.tail_of(task_tail), sink_rows=self.sink_rows)
+        return self.fill.applied(
+            model,
+            tail=self.tail_of(task_tail),
+            sink_rows=self.sink_rows,
+            prompt_tokens=prompt_tokens,
+            rows=self.selectors or None,
+            tokenizer=tokenizer,
+            corrections=self.corrections,
+            splice=self.splice,
+        )
 
 
 def arm_context(
@@ -90,6 +123,11 @@ def resolve_arm(arm: ArmSettings, maps: Path | None, n_layers: int) -> Arm:
     """
     if arm.maps is not None and arm.kind != "ridge":
         raise BadInput(f"arm '{arm.label}' of kind {arm.kind} reads no maps", "leave its `maps` out")
+    if arm.kind in ("exact", "none") and (arm.rows or arm.corrections or arm.splice):
+        raise BadInput(
+            f"arm '{arm.label}' has rows, corrections or a splice, which go with a fill; {arm.kind} is none",
+            "use ridge or identity",
+        )
     if arm.kind == "exact":
         return Arm(arm.label, "exact")
     if arm.kind == "ridge":
@@ -107,7 +145,19 @@ def resolve_arm(arm: ArmSettings, maps: Path | None, n_layers: int) -> Arm:
             f"arm '{arm.label}' splits at layer {split}, and the model has layers 0 to {n_layers - 1}",
             f"choose a split from 1 to {n_layers - 1}",
         )
-    return Arm(arm.label, arm.kind, split, tail, arm.sink_rows, fill, arm.maps)
+    return Arm(
+        arm.label,
+        arm.kind,
+        split,
+        tail,
+        arm.sink_rows,
+        fill,
+        arm.maps,
+        arm.rows,
+        selectors_of(arm.rows),
+        corrections_of(arm.corrections, arm.correction_rows),
+        arm.splice,
+    )
 
 
 def maps_of(arm: ArmSettings, maps: Path | None) -> Path:
@@ -138,7 +188,7 @@ def reach_of(arms: Sequence[Arm], task_tail: int) -> Reach:
     """Rows that some arm keeps exact in a task."""
     return Reach(
         tail=max([task_tail, *(arm.tail_of(task_tail) for arm in arms if arm.fill is not None)]),
-        sink_rows=max(arm.sink_rows for arm in arms),
+        sink_rows=max(arm.reaches for arm in arms),
     )
 
 

@@ -78,15 +78,15 @@ def bca(
     mean = float(values.mean())
     if values.size == 1:
         return Interval(mean, None, None, None, None, 1)
-    strata = _strata(values, groups)
-    centred = np.concatenate([stratum - stratum.mean() for stratum in strata])
+    parts = strata(values, groups)
+    centred = np.concatenate([stratum - stratum.mean() for stratum in parts])
     # Equal values may miss their own mean by one rounding; that is no spread.
     spread = float(np.abs(centred).max())
     if spread <= 1e-14 * float(np.abs(values).max()):
         return Interval(mean, mean, mean, mean, mean, values.size)
-    sums = _resampled_sums(strata, resamples, np.random.default_rng(seed))
+    sums = _resampled_sums(parts, resamples, np.random.default_rng(seed))
     # Ties are compared on sums, which are exact for 0/1 scores, and count half on each side.
-    total = float(sum(stratum.sum() for stratum in strata))
+    total = float(sum(stratum.sum() for stratum in parts))
     tolerance = 1e-12 * float(np.abs(values).sum())
     below = float(np.mean(sums < total - tolerance))
     tied = float(np.mean(np.abs(sums - total) <= tolerance))
@@ -105,29 +105,29 @@ def bca(
     return Interval(mean, end(rest / 2), end(1 - rest / 2), end(rest), end(confidence), values.size)
 
 
-def _strata(values: NDArray[np.float64], groups: Sequence[Hashable] | None) -> list[NDArray[np.float64]]:
+def strata(values: NDArray[np.float64], groups: Sequence[Hashable] | None) -> list[NDArray[np.float64]]:
     """Values by group in order of first appearance, groups of one pooled."""
     if groups is None:
         return [values]
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
-    strata = [rows for rows in members.values() if len(rows) > 1]
+    found = [rows for rows in members.values() if len(rows) > 1]
     single = [row for rows in members.values() if len(rows) == 1 for row in rows]
-    if len(single) == 1 and strata:
-        smallest = min(range(len(strata)), key=lambda place: len(strata[place]))
-        strata[smallest] = sorted([*strata[smallest], *single])
+    if len(single) == 1 and found:
+        smallest = min(range(len(found)), key=lambda place: len(found[place]))
+        found[smallest] = sorted([*found[smallest], *single])
     elif single:
-        strata.append(single)
-    return [values[rows] for rows in strata]
+        found.append(single)
+    return [values[rows] for rows in found]
 
 
 def _resampled_sums(
-    strata: list[NDArray[np.float64]], resamples: int, rng: np.random.Generator
+    parts: list[NDArray[np.float64]], resamples: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """Sum of each resample, `[resamples]`, every stratum drawn with replacement at its own size."""
     sums = np.zeros(resamples)
-    for stratum in strata:
+    for stratum in parts:
         step = max(1, _BLOCK // stratum.size)
         for start in range(0, resamples, step):
             stop = min(resamples, start + step)

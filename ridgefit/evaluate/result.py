@@ -59,6 +59,21 @@ class Contrast(_Part):
     difference: Difference
 
 
+class Removed(_Part):
+    """How much of what `against` loses to exact an arm gives back: 1 is all of it, below 0 is more loss.
+
+    The ratio of two means over the same `n` units, with its two-sided 95 % interval; no share at all where
+    `against` loses nothing that can be told from zero.
+    """
+
+    arm: str
+    against: str
+    share: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
 class MeasureResult(_Part):
     """One measure over all arms."""
 
@@ -68,6 +83,7 @@ class MeasureResult(_Part):
     better: Literal["lower", "higher"]
     arms: tuple[ArmScore, ...]
     contrasts: tuple[Contrast, ...]
+    removed: tuple[Removed, ...] = ()
 
     def arm(self, label: str) -> ArmScore | None:
         """Score of one arm, None where no sample scored it."""
@@ -93,6 +109,7 @@ class TaskResult(_Part):
         groups: units per domain.
         counts: totals over samples (novel and key tokens).
         skipped: what gave no sample, and why.
+        rows_chosen: by arm, prefix rows that its selectors chose, mean over prompts.
         measures: in the task's order; a measure that no sample scores is absent.
         macs: multiply-accumulates of prefilling a prompt, by arm, the exact prefill being 1; of the arms
             whose cost a prompt's length tells.
@@ -106,6 +123,7 @@ class TaskResult(_Part):
     groups: dict[str, int]
     counts: dict[str, int]
     skipped: tuple[Skipped, ...]
+    rows_chosen: dict[str, float] = {}
     measures: tuple[MeasureResult, ...]
     macs: dict[str, float] = {}
 
@@ -124,6 +142,55 @@ class TaskResult(_Part):
         return next((measure for measure in self.measures if measure.name == name), None)
 
 
+class RowsTrial(_Part):
+    """One selector against as many random rows, on the first measure of every task.
+
+    Attributes:
+        arm: label.
+        control: label of the arm with random rows.
+        selector: as a person would write it.
+        rows: rows chosen, mean over prompts and tasks.
+        pays: whether it beats random rows somewhere and harms nowhere, intervals excluding zero.
+        gives_back: share of the fill's loss that it removes, mean over tasks; 0 where there is no loss.
+        tasks: names of the tasks.
+        against_random: arm minus control, by task.
+        against_base: arm minus the fill without rows, by task.
+    """
+
+    arm: str
+    control: str
+    selector: str
+    rows: float
+    pays: bool
+    gives_back: float
+    tasks: tuple[str, ...]
+    against_random: tuple[Difference, ...]
+    against_base: tuple[Difference, ...]
+
+
+class RowsChoice(_Part):
+    """The selector that pays for one arm; `chosen` is None and `rows` empty where none does.
+
+    `rows` are settings that a recipe's arm takes as they are.
+    """
+
+    base: str
+    chosen: str | None
+    rows: tuple[dict[str, Any], ...]
+    trials: tuple[RowsTrial, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What was found, in one sentence."""
+        if self.chosen is None:
+            return f"rows for '{self.base}': none of {len(self.trials)} selectors beats as many random rows."
+        best = next(trial for trial in self.trials if trial.arm == self.chosen)
+        return (
+            f"rows for '{self.base}': {best.selector} pays ({best.rows:.0f} rows a prompt, "
+            f"{100 * best.gives_back:.0f} % of the loss given back)."
+        )
+
+
 class ArmDescription(_Part):
     """An arm as it was run; `tail` is None where each task's own applies, `maps` where the evaluation's."""
 
@@ -133,6 +200,9 @@ class ArmDescription(_Part):
     tail: int | None
     sink_rows: int
     maps: str | None = None
+    rows: str = ""
+    corrections: str = ""
+    splice: Literal["keys", "values", "both"] | None = None
 
 
 class EvalResult(_Part):
@@ -144,6 +214,7 @@ class EvalResult(_Part):
         arms: in order, exact first.
         tasks: in the recipe's order.
         warnings: sentences a reader must see.
+        rows_choices: which rows pay, for each plain ridge arm, where it was asked.
     """
 
     format: Literal["ridgefit-evaluation-1"] = "ridgefit-evaluation-1"
@@ -151,6 +222,7 @@ class EvalResult(_Part):
     arms: tuple[ArmDescription, ...]
     tasks: tuple[TaskResult, ...]
     warnings: tuple[str, ...]
+    rows_choices: tuple[RowsChoice, ...] = ()
 
 
 def load_result(folder: Path) -> EvalResult:

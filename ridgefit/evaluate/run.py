@@ -8,8 +8,9 @@ import re
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from ridgefit.errors import BadInput, CheckFailed, Interrupted
 from ridgefit.evaluate.arms import CANDIDATES, Arm, maps_of, reach_of, resolve_arms
+from ridgefit.evaluate.auto_rows import choices, expanded
 from ridgefit.evaluate.journal import Journal, Key, require_results_folder
 from ridgefit.evaluate.macs import prefill_shares
 from ridgefit.evaluate.result import EVALUATION, ArmDescription, EvalResult
@@ -26,6 +28,8 @@ from ridgefit.evaluate.tasks import TASKS, task_names
 from ridgefit.files import canonical_json, folder_lock, sha256_bytes, sha256_file, write_json
 from ridgefit.models import LoadedModel
 from ridgefit.recipe import EvalSettings
+from ridgefit.recipe.rows import row_label
+from ridgefit.runtime import FillReport
 from ridgefit.versions import library_versions, machine
 
 Progress = Callable[[int, int, str], None]
@@ -41,6 +45,8 @@ def evaluate(
     progress: Progress | None = None,
 ) -> EvalResult:
     """Run every arm on every sample of every task, each paired with exact in the same process.
+
+    Arms that `sink_effect` and `auto_rows` ask for are added to those named, and are part of the identity.
 
     `out/results.jsonl` gets a line per sample and arm as it is scored. The same call on the same folder
     goes on after the last complete batch of samples; one that was cut off runs again whole, so that its
@@ -61,6 +67,7 @@ def evaluate(
         Interrupted: SIGINT or SIGTERM; what was scored is kept.
     """
     require_results_folder(out)
+    settings, tried = expanded(settings, maps)
     arms = resolve_arms(settings.arms, maps, loaded.port.n_layers)
     tasks = [TASKS[task.task](task) for task in settings.tasks]
     for name, task_settings in zip(task_names(settings.tasks), settings.tasks, strict=True):
@@ -97,6 +104,7 @@ def evaluate(
                     if progress:
                         progress(done, total, f"{what}, {arm.label}")
         result = _summarise(runs, arms, journal, identity, settings, notes)
+        result = result.model_copy(update={"rows_choices": choices(tried, result)})
         write_json(out / EVALUATION, result.model_dump(mode="json"))
     return result
 
@@ -154,11 +162,13 @@ def _score(
     """The exact arm, then the others with what it found."""
     carry: list[Any] | None = None
     for arm in arms:
+        reports: list[FillReport | None] = []
 
         @contextmanager
-        def apply(arm: Arm = arm) -> Iterator[None]:
-            with arm.applied(loaded.model, task.tail) as report:
+        def apply(arm: Arm = arm, reports: list[FillReport | None] = reports) -> Iterator[None]:
+            with arm.applied(loaded.model, task.tail, loaded.tokenizer) as report:
                 yield
+            reports.append(report)
             if report is not None and report.filled == 0:
                 raise CheckFailed(
                     f"arm '{arm.label}' filled no prefill on {_named(samples)} "
@@ -177,7 +187,16 @@ def _score(
             _require_finite(arm, sample, found)
         if carry is None:
             carry = [found.carry for found in scored]
+        if arm.selectors:
+            scored = [replace(found, detail={**found.detail, **_chosen(reports)}) for found in scored]
         yield arm, scored
+
+
+def _chosen(reports: Sequence[FillReport | None]) -> dict[str, float]:
+    """Rows that selectors chose, mean over the prompts of a batch."""
+    made = [report for report in reports if report is not None]
+    prompts = sum(report.prompts for report in made)
+    return {"rows_chosen": sum(report.rows_chosen for report in made) / max(prompts, 1)}
 
 
 def _require_finite(arm: Arm, sample: Sample, scored: Scored) -> None:
@@ -216,7 +235,15 @@ def _summarise(
         identity={name: value for name, value in identity.items() if name != "samples"},
         arms=tuple(
             ArmDescription(
-                label=a.label, kind=a.kind, split=a.split, tail=a.tail, sink_rows=a.sink_rows, maps=a.maps
+                label=a.label,
+                kind=a.kind,
+                split=a.split,
+                tail=a.tail,
+                sink_rows=a.sink_rows,
+                maps=a.maps,
+                rows=row_label(a.rows),
+                corrections=a.corrections.label if a.corrections else "",
+                splice=a.splice,
             )
             for a in arms
         ),

@@ -9,16 +9,24 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ridgefit.errors import CheckFailed
+from ridgefit.evaluate.contrasts import base_of, contrasted
 from ridgefit.evaluate.intervals import Interval, bca, binomial_floor, wilson
-from ridgefit.evaluate.result import ArmScore, Contrast, Difference, MeasureResult, Skipped, TaskResult
+from ridgefit.evaluate.ratios import bca_ratio
+from ridgefit.evaluate.result import (
+    ArmScore,
+    Contrast,
+    Difference,
+    MeasureResult,
+    Removed,
+    Skipped,
+    TaskResult,
+)
 from ridgefit.evaluate.samples import Measure, Sample
 from ridgefit.files import canonical_json, sha256_bytes
 
 if TYPE_CHECKING:
     from ridgefit.evaluate.arms import Arm
 
-CONTRASTS = ("identity", "none", "pop")
-"""What a ridge arm is set against, besides exact."""
 WEAK = 0.5
 """Share of needles below which the exact model is no ruler."""
 FEW = 10
@@ -87,6 +95,7 @@ def summarise_task(
         groups=dict(sorted(Counter({s.unit: s.group for s in run.samples}.values()).items())),
         counts=dict(sorted(counts.items())),
         skipped=tuple(Skipped(sample=label, reason=reason) for label, reason in run.skipped),
+        rows_chosen=table.rows_chosen(arms),
         measures=tuple(
             MeasureResult(
                 name=measure.name,
@@ -95,35 +104,17 @@ def summarise_task(
                 better=measure.better,
                 arms=tuple(table.arm_score(measure, arm, arms[0]) for arm in arms),
                 contrasts=tuple(table.contrast(measure, arm, other) for arm, other in contrasted(arms)),
+                removed=tuple(
+                    table.removed(measure, arm, base, arms[0])
+                    for arm in arms
+                    if (base := base_of(arm, arms)) is not None
+                ),
             )
             for measure in run.measures
             if table.values(measure, arms[0])
         ),
         macs={label: round(share, 6) for label, share in run.macs.items()},
     )
-
-
-def contrasted(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
-    """Each ridge arm with each arm it is set against: the same rows exact, or POP whatever its rows.
-
-    A ridge arm with maps of its own is also set against the one that reads the evaluation's.
-    """
-    for arm in arms:
-        if arm.kind != "ridge":
-            continue
-        if arm.maps is not None:
-            for other in arms:
-                if other.kind == "ridge" and other.maps is None and _rows(other) == _rows(arm):
-                    yield arm, other
-        for kind in CONTRASTS:
-            for other in arms:
-                if other.kind == kind and (_rows(other) == _rows(arm) or kind == "pop"):
-                    yield arm, other
-
-
-def _rows(arm: Arm) -> tuple[int | None, int | None, int]:
-    """What decides which rows of which layers an arm fills."""
-    return arm.split, arm.tail, arm.sink_rows
 
 
 def warnings_of(results: Sequence[TaskResult], exact: str) -> Iterator[str]:
@@ -136,6 +127,9 @@ def warnings_of(results: Sequence[TaskResult], exact: str) -> Iterator[str]:
                 f"{task.name}: the exact model finds only {100 * score.mean:.0f} % of the needles, "
                 "so retrieval on this task says little about any arm."
             )
+        for label, rows in task.rows_chosen.items():
+            if rows == 0:
+                yield f"{task.name}: the selectors of '{label}' chose no row, so it is the fill without them."
         if task.skipped:
             yield f"{task.name}: {len(task.skipped)} documents were too short and are left out."
         rough = "intervals from so few are narrower than they should be."
@@ -199,13 +193,48 @@ class _Table:
         interval = self._interval(measure, arm, other)
         return Contrast(arm=arm.label, against=other.label, difference=_difference(interval))
 
+    def removed(self, measure: Measure, arm: Arm, base: Arm, exact: Arm) -> Removed:
+        """Share of the base arm's loss to exact that `arm` gives back."""
+        own, plain, true = (self.scores(measure, one) for one in (arm, base, exact))
+        gained = self._by_unit({name: score - own[name] for name, score in plain.items()})
+        lost = self._by_unit({name: score - true[name] for name, score in plain.items()})
+        found = bca_ratio(
+            list(gained.values()),
+            list(lost.values()),
+            self._groups(lost),
+            resamples=self._resamples,
+            seed=self._seed,
+            positive=measure.better == "lower",
+        )
+        return Removed(
+            arm=arm.label,
+            against=base.label,
+            share=found.ratio,
+            low=found.low,
+            high=found.high,
+            n=found.n,
+        )
+
+    def rows_chosen(self, arms: Sequence[Arm]) -> dict[str, float]:
+        """Mean rows that selectors chose, by arm."""
+        return {
+            arm.label: fmean(
+                self._records[sample.id, arm.label].get("rows_chosen", 0.0) for sample in self._run.samples
+            )
+            for arm in arms
+            if arm.selectors and self._run.samples
+        }
+
+    def _groups(self, units: Mapping[str, float]) -> list[str]:
+        groups = {sample.unit: sample.group for sample in self._run.samples}
+        return [groups[unit] for unit in units]
+
     def _interval(self, measure: Measure, arm: Arm, other: Arm) -> Interval:
         left, right = self.scores(measure, arm), self.scores(measure, other)
         differences = self._by_unit({name: score - right[name] for name, score in left.items()})
-        groups = {sample.unit: sample.group for sample in self._run.samples}
         return bca(
             list(differences.values()),
-            [groups[unit] for unit in differences],
+            self._groups(differences),
             resamples=self._resamples,
             seed=self._seed,
         )

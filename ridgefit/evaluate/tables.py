@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ridgefit.evaluate.result import ArmScore, Difference, EvalResult, MeasureResult, TaskResult
+from ridgefit.evaluate.result import (
+    ArmScore,
+    Difference,
+    EvalResult,
+    MeasureResult,
+    Removed,
+    RowsChoice,
+    TaskResult,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,6 +62,10 @@ def grids(result: EvalResult) -> list[Grid]:
         contrasts = contrast_grid(task)
         if contrasts.rows:
             found.append(contrasts)
+        removed = removed_grid(task)
+        if removed.rows:
+            found.append(removed)
+    found += [choice_grid(result, choice) for choice in result.rows_choices]
     return found
 
 
@@ -78,6 +90,45 @@ def contrast_grid(task: TaskResult) -> Grid:
         for position, (arm, against) in enumerate(pairs)
     ]
     return Grid(f"{task.name}: contrasts [95 %]", ("contrast", *(m.title for m in shown)), tuple(rows))
+
+
+def removed_grid(task: TaskResult) -> Grid:
+    """Share of the loss to exact that rows, corrections and splices remove, or of the gap that they close."""
+    shown = [measure for measure in _shown(task) if measure.removed]
+    pairs = [(found.arm, found.against) for found in shown[0].removed] if shown else []
+    rows = [
+        (f"{arm}, of {against}", *(share_cell(measure.removed[position]) for measure in shown))
+        for position, (arm, against) in enumerate(pairs)
+    ]
+    heads = (
+        "arm",
+        *(f"{m.title}: {'loss removed' if m.better == 'lower' else 'gap closed'}" for m in shown),
+    )
+    return Grid(f"{task.name}: what each refinement gives back [95 %]", heads, tuple(rows))
+
+
+def choice_grid(result: EvalResult, choice: RowsChoice) -> Grid:
+    """Every selector that was tried on one arm, against as many random rows."""
+    measures = {task.name: task.measures[0] for task in result.tasks if task.measures}
+    rows = []
+    for trial in choice.trials:
+        cells = [
+            interval_cell(measures[name], difference)
+            for name, difference in zip(trial.tasks, trial.against_random, strict=True)
+        ]
+        rows.append((trial.selector, f"{trial.rows:.0f}", *cells, "yes" if trial.pays else "no"))
+    heads = tuple(f"{name}: {measure.title}, − random" for name, measure in measures.items())
+    return Grid(choice.sentence, ("selector", "rows", *heads, "pays"), tuple(rows))
+
+
+def share_cell(found: Removed) -> str:
+    """A share of a loss as percent with its interval; a dash where there was no loss to speak of."""
+    if found.share is None:
+        return "–"
+    ends = (
+        "–" if found.low is None or found.high is None else f"{100 * found.low:.0f}, {100 * found.high:.0f}"
+    )
+    return f"{100 * found.share:.0f} % [{ends}]".replace("-", "−")
 
 
 def bound_grid(task: TaskResult) -> Grid:

@@ -14,6 +14,7 @@ from ridgefit.files import new_folder, sha256_file, write_json, write_text
 from ridgefit.hub.card import About, card
 from ridgefit.hub.check import check_repository, repository_files, require_no_controls
 from ridgefit.hub.layout import (
+    BENCH,
     CARD,
     CONFIG,
     EVALUATION,
@@ -28,9 +29,11 @@ from ridgefit.hub.layout import (
 from ridgefit.hub.reference import is_commit
 from ridgefit.hub.strict import read_strict
 from ridgefit.maps import (
+    FREQUENCIES,
     Credit,
     Fingerprint,
     Format1Settings,
+    Frequencies,
     MapSet,
     MapsManifest,
     SplitMaps,
@@ -127,6 +130,7 @@ def build_repository(
     about: About,
     *,
     evaluation: Mapping[str, Any] | None = None,
+    bench: Mapping[str, Any] | None = None,
     plots: Mapping[str, Path] | None = None,
     progress: Progress | None = None,
 ) -> RepoConfig:
@@ -140,6 +144,7 @@ def build_repository(
         base: the base model.
         about: licence, data, results for the card.
         evaluation: content of evaluation.json.
+        bench: content of bench.json.
         plots: PNG files by the name that they get.
         progress: called with splits done, splits in all, and what is being done.
 
@@ -184,6 +189,10 @@ def build_repository(
         write_manifest(folder, manifest.model_copy(update={"splits": records, "provenance": pinned}))
         if evaluation is not None:
             write_json(folder / EVALUATION, without_places(evaluation))
+        if (maps / FREQUENCIES).is_file():
+            Frequencies.read(maps / FREQUENCIES).write(folder / FREQUENCIES)
+        if bench is not None:
+            write_json(folder / BENCH, without_places(bench))
         for name, source in (plots or {}).items():
             (folder / PLOTS).mkdir(exist_ok=True)
             shutil.copyfile(source, folder / PLOTS / name)

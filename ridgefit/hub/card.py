@@ -45,6 +45,7 @@ class About:
         licence: inherited from the base model.
         datasets: Hub names of the calibration text.
         results: Markdown made from evaluation.json, "" where there is none.
+        speed: Markdown made from bench.json, "" where there is none.
         plots: caption -> path within the repository.
     """
 
@@ -52,6 +53,7 @@ class About:
     licence: Licence
     datasets: tuple[str, ...] = ()
     results: str = ""
+    speed: str = ""
     plots: Mapping[str, str] | None = None
 
 
@@ -117,6 +119,9 @@ def _body(config: RepoConfig, about: About, fits: Mapping[int, Mapping[str, Any]
     )
     for caption, path in (about.plots or {}).items():
         yield f"\n![{caption}]({path})"
+    if about.speed:
+        yield "\n## Speed\n"
+        yield about.speed
     yield "\n## Limits\n"
     yield "\n".join(f"- {line}" for line in _limits(config, about))
     yield "\n## Files\n"
@@ -164,8 +169,9 @@ def _limits(config: RepoConfig, about: About) -> Iterator[str]:
     yield f"Fitted on {config.base_model} alone: a fine-tune has other late layers and needs its own maps."
     if not about.results:
         yield "Neither retrieval from the filled part nor loss after it is stated: measure both before use."
+    here = "" if about.speed else ", and is not stated here"
     yield (
-        "Speed depends on model, prompt, tail and machine, and is not stated here: "
+        f"Speed depends on model, prompt, tail and machine{here}: "
         "`ridgefit bench prefill` measures it on yours."
     )
 

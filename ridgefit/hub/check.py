@@ -9,6 +9,7 @@ from ridgefit.errors import BadInput
 from ridgefit.features import FeatureList
 from ridgefit.files import sha256_file
 from ridgefit.hub.layout import (
+    BENCH,
     CARD,
     CONFIG,
     EVALUATION,
@@ -24,14 +25,14 @@ from ridgefit.hub.layout import (
     require_distinct,
 )
 from ridgefit.hub.strict import read_strict
-from ridgefit.maps import MapSet, feature_versions, load_maps, read_maps_manifest
+from ridgefit.maps import FREQUENCIES, MapSet, feature_versions, load_maps, read_maps_manifest
 from ridgefit.maps.folder import MANIFEST
 from ridgefit.maps.format1 import MANIFEST as FOLDER_MANIFEST
 from ridgefit.maps.format1 import read_manifest as read_folder
 
 _MEND = "fetch or build the repository again"
 _FILES_LIMIT = 20_000
-_ROOT = {CONFIG, MANIFEST, PROVENANCE, EVALUATION, NOTICE, SUMS, "LICENSE"}
+_ROOT = {CONFIG, MANIFEST, PROVENANCE, EVALUATION, BENCH, NOTICE, SUMS, FREQUENCIES, "LICENSE"}
 _DTYPES = {"bfloat16": "format1-bf16", "int8": "format1-int8"}
 
 

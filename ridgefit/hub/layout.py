@@ -4,7 +4,9 @@ config.json       format, base model and its commit, splits, sizes, defaults (th
 ridgefit.json     the manifest of the maps, as in a maps folder
 s<split>/         one format-1 folder per split, one file per layer
 provenance.json   document hashes, folds, rows, penalty grid and scores, versions, device
+frequencies.safetensors   token frequencies of the calibration text, if there are any
 evaluation.json   results, if there are any; plots/*.png made of them
+bench.json        prefill times on the publisher's machine, if there are any
 SHA256SUMS        of every file above and NOTICE; never of README.md, which people and the Hub edit
 README.md         the card
 """
@@ -34,6 +36,7 @@ from ridgefit.maps import reads_text
 CONFIG = "config.json"
 PROVENANCE = "provenance.json"
 EVALUATION = "evaluation.json"
+BENCH = "bench.json"
 NOTICE = "NOTICE"
 SUMS = "SHA256SUMS"
 CARD = "README.md"

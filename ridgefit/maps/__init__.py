@@ -8,6 +8,7 @@ from ridgefit.maps.folder import MapsManifest, MapsWriter, SplitMaps, SplitRecor
 from ridgefit.maps.folder import read_manifest as read_maps_manifest
 from ridgefit.maps.format1 import read_format1
 from ridgefit.maps.format1_write import Credit, Format1Report, Format1Settings, write_format1
+from ridgefit.maps.frequencies import FREQUENCIES, Frequencies
 from ridgefit.maps.int8 import dequantize, error_in_steps, quantize_int8
 from ridgefit.maps.load import kind_of, load_maps
 from ridgefit.maps.mapset import Defaults, Int8Planes, LayerMap, MapSet
@@ -19,6 +20,7 @@ from ridgefit.maps.tensorwrite import TensorSpec, header_bytes, write_tensors
 from ridgefit.maps.widths import Bottleneck
 
 __all__ = [
+    "FREQUENCIES",
     "READABLE_FEATURES",
     "Bottleneck",
     "Credit",
@@ -27,6 +29,7 @@ __all__ = [
     "Fingerprint",
     "Format1Report",
     "Format1Settings",
+    "Frequencies",
     "Int8Planes",
     "LayerMap",
     "MapSet",

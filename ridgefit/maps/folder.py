@@ -24,6 +24,7 @@ from ridgefit.files import new_folder, sha256_file, write_json
 from ridgefit.maps.fingerprint import Fingerprint
 from ridgefit.maps.format1 import MANIFEST as FORMAT1_MANIFEST
 from ridgefit.maps.format1 import read_format1, read_table
+from ridgefit.maps.frequencies import FREQUENCIES, Frequencies
 from ridgefit.maps.mapset import Defaults, MapSet
 from ridgefit.maps.names import feature_versions, require_known
 from ridgefit.maps.source import read_source, write_source
@@ -131,6 +132,7 @@ def write_maps(
     *,
     fingerprint: Fingerprint | None = None,
     provenance: Mapping[str, JsonValue] | None = None,
+    frequencies: Path | None = None,
 ) -> MapsManifest:
     """Write a MAPS folder, whole or not at all.
 
@@ -139,12 +141,13 @@ def write_maps(
         splits: consumed one at a time.
         fingerprint: the model; also written into every file's header, which may travel alone.
         provenance: anything JSON about where the maps come from.
+        frequencies: token frequency table of the capture, which is put beside the maps; may not exist.
 
     Raises:
         BadInput: two splits are the same, a map is not finite, or the folder is in use or cannot be written.
     """
     with new_folder(out) as partial:
-        writer = MapsWriter(partial, fingerprint=fingerprint, provenance=provenance)
+        writer = MapsWriter(partial, fingerprint=fingerprint, provenance=provenance, frequencies=frequencies)
         for item in splits:
             writer.add(item)
         return writer.finish()
@@ -157,6 +160,7 @@ class MapsWriter:
         folder: where to; made if need be. For a folder that is whole or not at all, see `write_maps`.
         fingerprint: the model; also written into every file's header, which may travel alone.
         provenance: anything JSON about where the maps come from.
+        frequencies: token frequency table of the capture, which is put beside the maps; may not exist.
     """
 
     def __init__(
@@ -165,11 +169,13 @@ class MapsWriter:
         *,
         fingerprint: Fingerprint | None = None,
         provenance: Mapping[str, JsonValue] | None = None,
+        frequencies: Path | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._fingerprint = fingerprint
         self._provenance = dict(provenance or {})
+        self._frequencies = frequencies
         self._records: dict[int, SplitRecord] = {}
 
     def add(self, item: SplitMaps) -> None:
@@ -193,6 +199,8 @@ class MapsWriter:
             splits=dict(sorted(self._records.items())),
         )
         write_manifest(self._folder, manifest)
+        if self._frequencies is not None and self._frequencies.is_file():
+            Frequencies.read(self._frequencies).write(self._folder / FREQUENCIES)
         return manifest
 
 

@@ -18,6 +18,7 @@ from ridgefit.maps.folder import (
     write_manifest,
 )
 from ridgefit.maps.format1_write import Format1Report, Format1Settings, Progress, write_format1
+from ridgefit.maps.frequencies import FREQUENCIES, Frequencies
 from ridgefit.maps.load import kind_of, load_maps
 from ridgefit.maps.mapset import MapSet
 
@@ -75,6 +76,8 @@ def quantize(
                 }
             )
         provenance = manifest.provenance | {"quantized_from": sha256_file(path / MANIFEST)}
+        if (path / FREQUENCIES).is_file():
+            Frequencies.read(path / FREQUENCIES).write(partial / FREQUENCIES)
         write_manifest(partial, manifest.model_copy(update={"splits": records, "provenance": provenance}))
     return _report(reports)
 

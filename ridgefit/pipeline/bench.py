@@ -1,19 +1,18 @@
 """Prefill times of exact and filled arms, side by side in one process, beside the arithmetic limit.
 
-The model has the dimensions of a preset and random weights: what a prefill costs does not depend on
-what the weights are. Rounds are interleaved, each running every arm once in an order that turns from
-round to round, so that a machine that slows down slows every arm; medians are over rounds.
+The model has the dimensions of a preset and random weights, since what a prefill costs does not depend on
+what the weights are; or it is a user's own with its own maps. Exact is transformers' own forward. Rounds are
+interleaved, each running every arm once in an order that turns from round to round, so that a machine that
+slows down slows every arm; medians are over rounds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,15 +20,18 @@ from pydantic import BaseModel, ConfigDict
 
 from ridgefit import cost
 from ridgefit.errors import BadInput, CheckFailed
-from ridgefit.maps import Fingerprint, LayerMap, MapSet
-from ridgefit.models import device_of, port_of
+from ridgefit.evaluate.run import maps_identity
+from ridgefit.hub import local_maps
+from ridgefit.maps import Fingerprint
+from ridgefit.models import LoadedModel, device_of, load_model
+from ridgefit.pipeline.bench_arms import BenchArm, arms_of, own_maps, random_model, with_fills
+from ridgefit.pipeline.plan import find_config
 from ridgefit.recipe import BenchPrefillSettings
-from ridgefit.runtime import RidgeFill
 from ridgefit.versions import library_versions, machine
 
 Progress = Callable[[int, int, str], None]
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_LENGTHS = {"cpu": (512, 1024)}
+_SHORT = (512, 1024)
 _LONG = (16_384, 32_768)
 
 
@@ -37,6 +39,7 @@ class Timing(BaseModel):
     """One arm at one prompt length.
 
     Attributes:
+        reads: what the arm's maps read; None where it has none.
         seconds: median over rounds.
         rounds: seconds of each round.
         speedup: median seconds of exact over those of the arm.
@@ -49,6 +52,7 @@ class Timing(BaseModel):
 
     tokens: int
     arm: str
+    reads: str | None
     split: int | None
     tail: int | None
     sink_rows: int
@@ -61,11 +65,19 @@ class Timing(BaseModel):
 
 
 class PrefillBench(BaseModel):
-    """Timings, and everything they depend on."""
+    """Timings, and everything they depend on.
+
+    Attributes:
+        preset: dimensions of a random model; None for a model with its own weights.
+        base: name, revision and hashes of that model; None for a random one.
+        maps: file -> sha256 of its maps; None for random ones.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    preset: str
+    preset: str | None
+    base: dict[str, str | None] | None
+    maps: dict[str, str] | None
     vocab: int
     device: str
     dtype: str
@@ -79,15 +91,6 @@ class PrefillBench(BaseModel):
     timings: tuple[Timing, ...]
 
 
-@dataclass(frozen=True)
-class _Arm:
-    """An arm at one prompt length: how it is counted, and how it is applied."""
-
-    name: str
-    counted: cost.Arm
-    fill: RidgeFill | None
-
-
 def bench_prefill(settings: BenchPrefillSettings, progress: Progress | None = None) -> PrefillBench:
     """Time a plain `model(input_ids, use_cache=True, logits_to_keep=1)`, exact and with each arm applied.
 
@@ -99,30 +102,42 @@ def bench_prefill(settings: BenchPrefillSettings, progress: Progress | None = No
         BadInput: an unknown preset, device, split or tail.
         CheckFailed: an arm filled nothing or gave logits that are not finite.
     """
-    config = cost.preset_config(settings.preset)
-    if settings.vocab is not None:
-        config["vocab_size"] = settings.vocab
+    _require_consistent(settings)
+    path = None if settings.maps is None else local_maps(settings.maps)
+    maps = own_maps(path)
+    own = settings.model is not None
+    config = find_config(settings.model, weights=True) if settings.model else _preset(settings)
     shape = cost.shape_from_config(config)
-    lengths = settings.tokens or _LENGTHS.get(settings.preset, _LONG)
-    plans = {tokens: _arms(shape, settings, tokens) for tokens in lengths}
-    dtype = str(config["dtype"]) if settings.dtype == "auto" else settings.dtype
     device = device_of(settings.device)
+    plans = {tokens: arms_of(shape, settings, tokens, maps) for tokens in _lengths(settings, config, device)}
     generator = torch.Generator(device).manual_seed(settings.seed)
-    model = _random_model(config, _DTYPES[dtype], device, settings.attention, generator)
-    maps = _random_maps(shape, plans, model, generator)
-    total = sum(len(arms) for arms in plans.values()) * (settings.warmup + settings.repeats)
-    report = _Steps(total, progress)
+    loaded = _loaded(settings) if own else None
+    dtype = str(config.get("dtype")) if settings.dtype == "auto" else settings.dtype
+    model = (
+        loaded.model
+        if loaded
+        else random_model(config, _DTYPES[dtype], device, settings.attention, generator)
+    )
+    every = [arm for arms in plans.values() for arm in arms]
+    filled = with_fills(shape, every, maps, model, generator)
+    for arm in filled:
+        if arm.fill is not None and loaded is not None:
+            arm.fill.check(loaded.port, loaded.tokenizer)
+    ready = iter(filled)
+    report = _Steps(len(every) * (settings.warmup + settings.repeats), progress)
     timings: list[Timing] = []
     for tokens, arms in plans.items():
-        ready = [_Arm(name, arm, _fill(arm, maps)) for name, arm in arms]
+        applied = [next(ready) for _ in arms]
         prompt = torch.randint(shape.vocab, (1, tokens), device=device, generator=generator)
-        rounds = _rounds(model, prompt, ready, settings, report)
-        timings += _timings(shape, tokens, ready, rounds)
+        rounds = _rounds(model, prompt, applied, settings, report)
+        timings += _timings(shape, tokens, applied, rounds)
     return PrefillBench(
-        preset=settings.preset,
+        preset=None if own else settings.preset,
+        base=_base(loaded) if loaded else None,
+        maps=maps_identity(path),
         vocab=shape.vocab,
         device=str(device),
-        dtype=dtype,
+        dtype=str(loaded.port.dtype).removeprefix("torch.") if loaded else dtype,
         attention=settings.attention,
         threads=torch.get_num_threads(),
         seed=settings.seed,
@@ -134,81 +149,43 @@ def bench_prefill(settings: BenchPrefillSettings, progress: Progress | None = No
     )
 
 
-def _arms(shape: cost.ModelShape, settings: BenchPrefillSettings, tokens: int) -> list[tuple[str, cost.Arm]]:
-    """Exact first, then every arm at every split and tail, checked before anything is built."""
-    suggestion = cost.suggest(shape, tokens)
-    arms: list[tuple[str, cost.Arm]] = [("exact", cost.Arm(fill="exact"))]
-    for name in settings.arms:
-        if name == "pop":
-            arms.append((name, cost.pop(shape.layers)))
-            continue
-        for split in settings.split or (suggestion.split,):
-            for tail in settings.tail or (suggestion.tail,):
-                if min(split, tail) < 0:
-                    raise BadInput(f"split {split} with tail {tail} cannot be", "use numbers of at least 1")
-                arms.append((name, cost.Arm(fill=name, split=split, tail=tail, sink_rows=settings.sink_rows)))
-    for _, arm in arms:
-        cost.prefill_macs(shape, arm, tokens)
-        if arm.fill != "exact" and arm.tail + arm.sink_rows >= tokens:
-            raise BadInput(
-                f"a tail of {arm.tail} leaves nothing to fill in a prompt of {tokens} tokens",
-                "lengthen --tokens or shorten --tail",
-            )
-    return arms
+def _require_consistent(settings: BenchPrefillSettings) -> None:
+    """Refuse settings that say one thing twice."""
+    if settings.maps is not None and settings.model is None:
+        raise BadInput("maps belong to a model, and none is named", "name it with --model")
+    if settings.maps is not None and not settings.plain:
+        raise BadInput("maps say themselves what they read", "leave --features, --rank and --layers out")
+    if settings.model is not None and settings.vocab is not None:
+        raise BadInput(f"{settings.model} has its own vocabulary", "leave --vocab out")
 
 
-def _random_model(
-    config: dict[str, Any],
-    dtype: torch.dtype,
-    device: torch.device,
-    attention: str,
-    generator: torch.Generator,
-) -> torch.nn.Module:
-    """A model of these dimensions, made on the device; its weights depend on the generator alone."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    own = {key: value for key, value in config.items() if key not in {"model_type", "dtype", "architectures"}}
-    # Token numbers of the real tokenizer may lie outside a smaller vocabulary.
-    own |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    described = AutoConfig.for_model(config["model_type"], **own)
-    with device:
-        model = AutoModelForCausalLM.from_config(described, dtype=dtype, attn_implementation=attention)
-    for weight in model.parameters():
-        if weight.ndim > 1:
-            torch.nn.init.normal_(weight, std=0.02, generator=generator)
-    made: torch.nn.Module = model.to(device).eval().requires_grad_(False)
-    return made
+def _preset(settings: BenchPrefillSettings) -> dict[str, Any]:
+    config = cost.preset_config(settings.preset)
+    return config if settings.vocab is None else config | {"vocab_size": settings.vocab}
 
 
-def _random_maps(
-    shape: cost.ModelShape,
-    plans: dict[int, list[tuple[str, cost.Arm]]],
-    model: torch.nn.Module,
-    generator: torch.Generator,
-) -> dict[int, RidgeFill]:
-    """Near-identity maps of every split that a ridge arm asks for, resident on the device."""
-    splits = sorted({arm.split for arms in plans.values() for _, arm in arms if arm.fill == "ridge"})
-    if not splits:
-        return {}
-    device, fingerprint = generator.device, Fingerprint.of(port_of(model).identity())
-    spread = 0.1 / math.sqrt(shape.hidden)
-    layers: dict[int, LayerMap] = {}
-    for layer in range(splits[0], shape.layers):
-        weight = torch.randn(shape.hidden, shape.hidden, device=device, generator=generator) * spread
-        weight.diagonal().add_(1.0)
-        layers[layer] = LayerMap(weight.bfloat16(), torch.zeros(shape.hidden, device=device).bfloat16())
-    return {
-        split: RidgeFill.of(
-            MapSet.of({layer: layers[layer] for layer in range(split, shape.layers)}, fingerprint=fingerprint)
-        )
-        for split in splits
-    }
+def _loaded(settings: BenchPrefillSettings) -> LoadedModel:
+    return load_model(
+        str(settings.model), dtype=settings.dtype, device=settings.device, attention=settings.attention
+    )
 
 
-def _fill(arm: cost.Arm, maps: dict[int, RidgeFill]) -> RidgeFill | None:
-    if arm.fill == "exact":
-        return None
-    return maps[arm.split] if arm.fill == "ridge" else RidgeFill.identity(arm.split)
+def _base(loaded: LoadedModel) -> dict[str, str | None]:
+    """The model as far as a card must know that a timing is of its base model."""
+    identity = Fingerprint.of(loaded.identity())
+    return {key: getattr(identity, key) for key in ("name", "revision", "config_sha256", "tokenizer_sha256")}
+
+
+def _lengths(
+    settings: BenchPrefillSettings, config: Mapping[str, Any], device: torch.device
+) -> tuple[int, ...]:
+    """Prompt lengths asked for, or those that the preset or the device can do in a minute or so."""
+    if settings.tokens:
+        return settings.tokens
+    small = device.type == "cpu" if settings.model else settings.preset == "cpu"
+    longest = int(config.get("max_position_embeddings") or 0) or _LONG[-1]
+    fitting = tuple(tokens for tokens in (_SHORT if small else _LONG) if tokens <= longest)
+    return fitting or (longest,)
 
 
 class _Steps:
@@ -226,7 +203,7 @@ class _Steps:
 def _rounds(
     model: torch.nn.Module,
     prompt: torch.Tensor,
-    arms: Sequence[_Arm],
+    arms: Sequence[BenchArm],
     settings: BenchPrefillSettings,
     report: _Steps,
 ) -> list[list[float]]:
@@ -243,7 +220,7 @@ def _rounds(
     return seconds
 
 
-def _prefill(model: torch.nn.Module, prompt: torch.Tensor, arm: _Arm) -> float:
+def _prefill(model: torch.nn.Module, prompt: torch.Tensor, arm: BenchArm) -> float:
     """Seconds of one prefill; setting the arm up and taking it down is not counted."""
     applied = (
         contextlib.nullcontext()
@@ -284,7 +261,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _timings(
-    shape: cost.ModelShape, tokens: int, arms: Sequence[_Arm], rounds: Sequence[Sequence[float]]
+    shape: cost.ModelShape, tokens: int, arms: Sequence[BenchArm], rounds: Sequence[Sequence[float]]
 ) -> list[Timing]:
     medians = [statistics.median(times) for times in rounds]
     found = []
@@ -295,6 +272,7 @@ def _timings(
             Timing(
                 tokens=tokens,
                 arm=arm.name,
+                reads=arm.text,
                 split=None if exact else arm.counted.split,
                 tail=None if exact else arm.counted.tail,
                 sink_rows=arm.counted.sink_rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,6 +12,9 @@ from ridgefit import cost
 from ridgefit.errors import BadInput
 from ridgefit.files import read_json
 from ridgefit.recipe import PlanSettings
+
+if TYPE_CHECKING:
+    from ridgefit.pipeline.map_reads import MapReads
 
 _BUNDLED = Path(__file__).parents[1] / "bundled"
 _WINDOW = 2048
@@ -29,6 +32,7 @@ class Plan(BaseModel):
     tail: int | None
     sink_rows: int
     tokens: int
+    reads: str | None
     macs: dict[str, int]
     speedup_limit: float
     cheaper_than_pop_above: int | None
@@ -55,7 +59,7 @@ def plan(settings: PlanSettings) -> Plan:
     """
     shape = cost.shape_from_config(find_config(settings.model))
     suggestion = cost.suggest(shape, settings.tokens)
-    arm = _arm(shape, settings, suggestion)
+    arm, reads = _arm(shape, settings, suggestion)
     counted = cost.prefill_macs(shape, arm, settings.tokens)
     exact, filled = arm.fill == "exact", arm.fill == "ridge"
     native = cost.pop(shape.layers)
@@ -67,6 +71,7 @@ def plan(settings: PlanSettings) -> Plan:
         tail=None if exact else arm.tail,
         sink_rows=arm.sink_rows,
         tokens=settings.tokens,
+        reads=_reads(reads) if filled else None,
         macs={
             "exact": counted.exact,
             "arm": counted.arm,
@@ -74,12 +79,12 @@ def plan(settings: PlanSettings) -> Plan:
         },
         speedup_limit=counted.speedup_limit,
         cheaper_than_pop_above=None if exact or arm == native else cost.crossover(shape, arm, native),
-        map_bytes=cost.map_bytes(shape, arm.split, width=arm.map_width) if filled else 0,
-        map_bytes_int8=cost.map_bytes(shape, arm.split, width=arm.map_width, int8=True) if filled else 0,
+        map_bytes=_map_bytes(shape, arm, reads, int8=False) if filled else 0,
+        map_bytes_int8=_map_bytes(shape, arm, reads, int8=True) if filled else 0,
         model_bytes=cost.model_bytes(shape),
         cache_bytes=cost.kv_bytes(shape, settings.tokens),
         cache_bytes_per_token=cost.kv_bytes_per_token(shape),
-        capture=_capture(shape, split, settings),
+        capture=_capture(shape, split, settings, reads.captured if reads else settings.map_width),
         seconds=None,
         suggestion=suggestion,
         shape=_described(shape),
@@ -143,23 +148,56 @@ def _download_config(ref: str) -> Path:
     return fetched(name, revision or None, partial(hf_hub_download, filename="config.json"))
 
 
-def _arm(shape: cost.ModelShape, settings: PlanSettings, suggestion: cost.Suggestion) -> cost.Arm:
+def _arm(
+    shape: cost.ModelShape, settings: PlanSettings, suggestion: cost.Suggestion
+) -> tuple[cost.Arm, MapReads | None]:
+    """The arm, and what its maps read where that is more than the state."""
+    if settings.map_width is not None and not settings.plain:
+        raise BadInput("the width of a map follows from its features", "leave --map-width out")
+    if settings.arm != "ridge" and not settings.plain:
+        raise BadInput(
+            f"the {settings.arm} arm has no maps that could read {', '.join(settings.features)}",
+            "use --arm ridge, or leave --features, --rank and --layers out",
+        )
     if settings.arm == "exact":
-        return cost.Arm(fill="exact")
+        return cost.Arm(fill="exact"), None
     if settings.arm == "pop":
         if settings.split is not None or settings.tail is not None:
             raise BadInput(
                 "the pop arm has its own split and tail (paper section 2.5)",
                 "leave out --split and --tail, or use --arm identity",
             )
-        return cost.pop(shape.layers)
-    split, tail = settings.split, settings.tail
-    return cost.Arm(
+        return cost.pop(shape.layers), None
+    split = _at_least_zero("split", suggestion.split if settings.split is None else settings.split)
+    tail = _at_least_zero("tail", suggestion.tail if settings.tail is None else settings.tail)
+    plain = cost.Arm(
         fill=settings.arm,
-        split=_at_least_zero("split", suggestion.split if split is None else split),
-        tail=_at_least_zero("tail", suggestion.tail if tail is None else tail),
+        split=split,
+        tail=tail,
         sink_rows=settings.sink_rows,
         map_width=settings.map_width,
+    )
+    cost.check_arm(shape, plain, settings.tokens)
+    if settings.plain:
+        return plain, None
+    from ridgefit.pipeline.map_reads import MapReads  # loads torch, which a plain plan does without
+
+    reads = MapReads.of(shape, split, settings.reads)
+    return reads.arm(split, tail, settings.sink_rows), reads
+
+
+def _reads(reads: MapReads | None) -> str:
+    return "state" if reads is None else reads.text
+
+
+def _map_bytes(shape: cost.ModelShape, arm: cost.Arm, reads: MapReads | None, *, int8: bool) -> int:
+    return cost.map_bytes(
+        shape,
+        arm.split,
+        width=arm.map_width,
+        int8=int8,
+        state_only=arm.state_only,
+        bottleneck=reads.bottleneck if reads else None,
     )
 
 
@@ -169,8 +207,8 @@ def _at_least_zero(name: str, value: int) -> int:
     return value
 
 
-def _capture(shape: cost.ModelShape, split: int, settings: PlanSettings) -> dict[str, int]:
-    tokens, width = settings.calibration_tokens, settings.map_width
+def _capture(shape: cost.ModelShape, split: int, settings: PlanSettings, width: int | None) -> dict[str, int]:
+    tokens = settings.calibration_tokens
     window = cost.prefill_macs(shape, cost.Arm(fill="exact"), min(_WINDOW, tokens)).exact
     return {
         "tokens": tokens,

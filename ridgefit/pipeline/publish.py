@@ -17,6 +17,7 @@ from ridgefit.evaluate.run import maps_identity
 from ridgefit.evaluate.tables import arm_grid, contrast_grid, markdown, task_title
 from ridgefit.files import require_space
 from ridgefit.maps import MapsManifest, kind_of
+from ridgefit.pipeline.publish_speed import load_bench, speed
 from ridgefit.recipe import PullSettings, PushSettings
 
 Say = Callable[[str], None]
@@ -46,13 +47,14 @@ def publish(settings: PushSettings, at: hub.Hub | None = None, say: Say | None =
         tag=settings.tag,
         keep_card=settings.keep_card,
     )
-    if hub.is_repository(settings.maps) and settings.evaluation is None:
+    if hub.is_repository(settings.maps) and settings.evaluation is None and settings.bench is None:
         return hub.push(settings.maps, target, at, dry_run=settings.dry_run, say=say)
     manifest, _ = hub.opened(settings.maps)
     base = hub.base_of(manifest.fingerprint, settings.base_model, settings.maps)
     result = load_result(settings.evaluation) if settings.evaluation else None
     if result is not None:
         require_evaluation_of(result, manifest, settings.maps)
+    bench = load_bench(settings.bench, manifest, settings.maps) if settings.bench else None
     licence = _licence(settings, base, at)
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ridgefit-push-")))
@@ -62,6 +64,7 @@ def publish(settings: PushSettings, at: hub.Hub | None = None, say: Say | None =
             licence=licence,
             datasets=settings.datasets or hub.data_sets(manifest, settings.maps),
             results="\n\n".join(results(result, manifest, settings.maps)) if result else "",
+            speed=speed(bench) if bench else "",
             plots={caption: f"plots/{file.name}" for caption, file in plots.items()},
         )
         folder = settings.out or place / "repository"
@@ -74,6 +77,7 @@ def publish(settings: PushSettings, at: hub.Hub | None = None, say: Say | None =
             base,
             about,
             evaluation=result.model_dump(mode="json") if result else None,
+            bench=bench.model_dump(mode="json") if bench else None,
             plots={file.name: file for file in plots.values()},
         )
         return hub.push(folder, target, at, dry_run=settings.dry_run, say=say)

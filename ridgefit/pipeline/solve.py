@@ -12,7 +12,7 @@ from ridgefit.capture.identity import require_same, weights_sha256
 from ridgefit.evaluate.arms import CANDIDATES
 from ridgefit.features import FeatureList, SplitShape
 from ridgefit.files import new_folder, require_space, require_unused
-from ridgefit.maps import Defaults, Fingerprint, MapSet, MapsWriter, SplitMaps
+from ridgefit.maps import FREQUENCIES, Defaults, Fingerprint, MapSet, MapsWriter, SplitMaps
 from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.candidate_list import candidates_of, require_solvable
 from ridgefit.pipeline.candidates import Solved, SplitSolver
@@ -96,6 +96,7 @@ def solve_with(
                 place,
                 fingerprint=Fingerprint.of(loaded.identity()),
                 provenance=_provenance(captured, settings),
+                frequencies=captured.path / FREQUENCIES,
             )
 
         chosen_maps = writer(folder)

@@ -16,17 +16,19 @@ from pydantic import (
     model_validator,
 )
 
+from ridgefit.recipe.arms import ArmSettings as ArmSettings
+from ridgefit.recipe.base import ArmKind as ArmKind
+from ridgefit.recipe.base import Device as Device
+from ridgefit.recipe.base import DType as DType
 from ridgefit.recipe.base import Settings as Settings
+from ridgefit.recipe.costing import BenchPrefillSettings as BenchPrefillSettings
+from ridgefit.recipe.costing import MapReadsSettings as MapReadsSettings
+from ridgefit.recipe.costing import PlanSettings as PlanSettings
 from ridgefit.recipe.recall import CalibrateRecallSettings as CalibrateRecallSettings
 from ridgefit.recipe.recall import RecallEvalSettings as RecallEvalSettings
+from ridgefit.recipe.rows import RowsField
 from ridgefit.recipe.solving import CandidateSettings as CandidateSettings
 from ridgefit.recipe.solving import SolveSettings as SolveSettings
-
-DType = Literal["bfloat16", "float16", "float32"]
-Device = Annotated[
-    str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", examples=["auto", "cpu", "mps", "cuda", "cuda:1"])
-]
-ArmKind = Literal["exact", "none", "identity", "ridge", "pop"]
 
 
 class ModelSettings(Settings):
@@ -81,36 +83,6 @@ class CaptureSettings(Settings):
         None, pattern=r"^\d+/\d+$", examples=["2/4"], description="i/n: this machine's part of the work"
     )
     resume: bool = Field(False, description="go on from the last checkpoint in --out")
-
-
-class ArmSettings(Settings):
-    """One way of handling the prompt's prefix in the late layers (paper table 3)."""
-
-    kind: ArmKind = Field(description="what the late layers of a prefix row compute")
-    split: int | None = Field(None, ge=1, description="ridge: the maps'; pop: two thirds of the depth")
-    tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer; pop: 1")
-    sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
-    maps: str | None = Field(
-        None,
-        min_length=1,
-        description="ridge: maps of its own; a plain name is a candidate that solve kept beside --maps, "
-        "anything with a / a file or folder",
-    )
-    name: str | None = Field(None, description="label in tables; made from the rest if absent")
-
-    @property
-    def label(self) -> str:
-        """Name shown in tables and stored in results."""
-        if self.name:
-            return self.name
-        parts: list[str] = [self.kind]
-        if self.split is not None and self.kind != "exact":
-            parts.append(f"s{self.split}")
-        if self.maps is not None:
-            parts.append(self.maps)
-        if self.sink_rows:
-            parts.append(f"+{self.sink_rows} sink rows")
-        return " ".join(parts)
 
 
 class NllSettings(Settings):
@@ -217,6 +189,15 @@ class EvalSettings(Settings):
     """Arms x tasks, every arm paired with exact in the same process."""
 
     arms: tuple[ArmSettings, ...] = Field(min_length=1, description="arms, each paired with exact")
+    sink_effect: bool = Field(
+        True, description="beside each plain ridge arm, the same with 4 exact first rows: what they are worth"
+    )
+    auto_rows: bool = Field(
+        False,
+        description="beside each plain ridge arm, every selector of rows with random rows of the same count, "
+        "and which of them pays",
+    )
+    auto_share: float = Field(0.1, gt=0, le=1, description="auto-rows: rows, as a share of the prompt")
     tasks: tuple[Task, ...] = Field(
         min_length=1, description="nll, needle, needle-two-turn, agreement, copying, with their settings"
     )
@@ -266,49 +247,6 @@ class RunRecipe(Settings):
         return self
 
 
-class PlanSettings(Settings):
-    """`ridgefit plan`: what an arm costs, from a config alone."""
-
-    model: str = Field(
-        description="local folder, config.json, preset such as qwen3-8b, or Hub name 'org/name[@revision]'"
-    )
-    split: int | None = Field(None, description="first late layer; default: suggested from QK-norm")
-    tail: int | None = Field(None, description="last prompt rows that run every layer; default: suggested")
-    tokens: int = Field(16384, description="prompt tokens")
-    arm: ArmKind = Field("ridge", description="what the late layers of a prefix row compute")
-    sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
-    map_width: int | None = Field(
-        None, ge=1, description="what a map reads per row; default: the hidden width"
-    )
-    calibration_tokens: int = Field(400_000, ge=1, description="tokens of text that a capture reads")
-    rate: float | None = Field(
-        None, gt=0, description="the machine's 10^12 multiply-accumulates per second; gives seconds"
-    )
-    memory: float | None = Field(None, gt=0, description="GiB of the device; refuse what does not fit")
-
-
-class BenchPrefillSettings(Settings):
-    """`ridgefit bench prefill`: exact and its arms side by side in one process."""
-
-    preset: str = Field("cpu", description="dimensions of the random-weight model")
-    split: tuple[int, ...] = Field((), description="split layers; default: suggested from QK-norm")
-    tail: tuple[int, ...] = Field((), description="tail lengths; default: suggested from the prompt length")
-    tokens: tuple[int, ...] = Field((), description="prompt lengths; default: what suits the preset")
-    arms: tuple[Literal["identity", "ridge", "pop"], ...] = Field(
-        ("identity", "ridge", "pop"), min_length=1, description="arms timed beside exact"
-    )
-    sink_rows: int = Field(0, ge=0, description="first prompt rows that run every layer")
-    repeats: int = Field(5, ge=1, description="timed rounds, each of which runs every arm once")
-    warmup: int = Field(1, ge=0, description="rounds before the timed ones")
-    vocab: int | None = Field(None, ge=2, description="a smaller vocabulary, to save memory")
-    dtype: DType | Literal["auto"] = Field("auto", description="compute dtype; auto is the preset's")
-    device: Device = Field("auto", description="auto takes CUDA when there is one")
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
-        "sdpa", description="transformers' attention implementation"
-    )
-    seed: int = Field(0, ge=0, description="seed of weights, maps and tokens")
-
-
 class VerifySettings(Settings):
     """`ridgefit verify`: files alone, or with a model the promises a fill makes."""
 
@@ -334,11 +272,16 @@ class GenerateSettings(Settings):
     prompt_file: Path | None = Field(None, description="UTF-8 file that holds the prompt")
     chat: bool = Field(False, description="put the prompt into the chat template as a user's turn")
     maps: Path | None = Field(None, description="maps folder, source file, format-1 folder or Hub name")
+    policy: Path | None = Field(None, description="recall policy folder, in place of maps")
     arm: ArmKind = Field("ridge", description="what the late layers of a prefix row compute")
     split: int | None = Field(None, ge=1, description="split layer; default: the maps' only one")
     tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer")
     sink_rows: int | None = Field(None, ge=0, description="first prompt rows that run every layer")
+    rows: RowsField = Field((), description="selectors of further prefix rows that run every layer")
     new_tokens: int = Field(64, ge=1, description="tokens to generate at most")
+    prefill_chunk: int | None = Field(
+        None, ge=1, description="read the prompt in parts of so many tokens, to save memory"
+    )
     temperature: float = Field(0.0, ge=0, description="0 is greedy")
     seed: int = Field(0, ge=0, description="seed of sampling")
 
@@ -362,6 +305,9 @@ class PushSettings(Settings):
     pr: bool = Field(False, description="open a pull request instead of moving the branch")
     dry_run: bool = Field(False, description="judge everything and list files and sizes; send nothing")
     evaluation: Path | None = Field(None, description="folder of `ridgefit eval` on these maps, for the card")
+    bench: Path | None = Field(
+        None, description="JSON of `ridgefit bench prefill` with these maps, for the card"
+    )
     base_model: str | None = Field(
         None, description="org/name@<40 hex digits>, where the fit did not record them"
     )

@@ -1,8 +1,16 @@
-"""The base of every settings class."""
+"""The base of every settings class, and values that several of them take."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+DType = Literal["bfloat16", "float16", "float32"]
+Device = Annotated[
+    str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", examples=["auto", "cpu", "mps", "cuda", "cuda:1"])
+]
+ArmKind = Literal["exact", "none", "identity", "ridge", "pop"]
 
 
 class Settings(BaseModel):

@@ -23,7 +23,7 @@ class CalibrateRecallSettings(Settings):
     contexts: int = Field(32, ge=2, description="documents used, the first that are long enough")
     held_out: float = Field(0.4, gt=0, lt=1, description="share of the documents that only judge")
     selector: str = Field("branch", description="what ranks rows; branch is VestigeKV's")
-    ratio: float = Field(32.0, ge=1, description="closed rows per kept row")
+    ratio: float = Field(32.0, gt=0, description="closed rows per kept row, at least 1")
     rows: int | None = Field(None, ge=1, description="a fixed number of kept rows instead")
     kappa: int = Field(16, ge=1, description="rFFT bins that count as low-pass, the mean included")
     window: Literal["block", "prefix"] = Field(
@@ -36,6 +36,9 @@ class CalibrateRecallSettings(Settings):
     top_rows: int | None = Field(None, ge=1, description="rows one head may ask for in a step; default: any")
     cap: int = Field(4096, ge=0, description="rows fetched in a step above which it attends to everything")
     placement: Literal["device", "host"] = Field("device", description="where archived rows lie")
+    thresholds: Literal["policy", "prompt"] = Field(
+        "policy", description="freeze thresholds, or let each request find its own from its prompt"
+    )
     target: float = Field(0.90, gt=0, lt=1, description="share of hard queries whose best row is fetched")
     conformal: Literal["max1", "true"] = Field(
         "max1", description="calibrate against the best kept row, or against the row's own score"
@@ -46,40 +49,31 @@ class CalibrateRecallSettings(Settings):
     control: bool = Field(False, description="a control arm: accept a rotated branch")
     seed: int = Field(0, ge=0, description="seed of the random selector")
 
-    @model_validator(mode="after")
-    def _something_to_rank_by(self) -> CalibrateRecallSettings:
-        if self.block <= 2 * self.kappa - 1:
-            raise ValueError(
-                f"a block of {self.block} rows lies in the span of {self.kappa} low-pass bins; "
-                f"use a --block of at least {2 * self.kappa}"
-            )
-        shortest = 2 * self.kappa if self.window == "prefix" else self.block
-        if self.tokens - self.recent < shortest:
-            raise ValueError(
-                f"{self.tokens} tokens close no row: use --tokens of at least {shortest + self.recent}, "
-                "a smaller --block, or --window prefix"
-            )
-        return self
-
 
 class RecallEvalSettings(Settings):
-    """`ridgefit eval --policy`: a recall policy and its baselines against the dense model."""
+    """`ridgefit eval --policy`: recall policies and their baselines against the dense model."""
 
-    policy: Path = Field(description="folder of `ridgefit calibrate recall`")
-    ratios: tuple[float, ...] = Field(
-        (8.0, 32.0, 128.0), min_length=1, description="closed rows per kept row"
+    policy: tuple[Path, ...] = Field(
+        min_length=1, description="folders of `ridgefit calibrate recall`, one per ratio"
     )
-    selectors: tuple[str, ...] = Field((), description="selectors with recall off; default: all")
+    selectors: tuple[str, ...] = Field((), description="judged with recall off; default: all there are")
     recall_selectors: tuple[str, ...] = Field(
-        (), description="selectors with recall on; default: the policy's own, streaming and random"
+        ("branch", "streaming", "random"), description="judged with recall on, thresholds from each prompt"
     )
-    trials: int = Field(24, ge=1, description="needle prompts")
+    trials: int = Field(24, ge=0, description="needle prompts")
     needle_tokens: int = Field(1024, ge=64, description="tokens of a needle prompt before its question")
     needles: int = Field(1, ge=1, le=8, description="numbers hidden in a needle prompt; one is asked for")
     haystack: str = Field("noise", description="'noise', or a text or JSONL file")
-    documents: tuple[str, ...] = Field((), description="text files for continuation loss and attention mass")
+    data: tuple[str, ...] = Field((), description="text files for continuation loss and attention mass")
+    text_field: str = Field("text", description="column that holds a document's text")
     document_tokens: int = Field(1024, ge=64, description="tokens of a document before its continuation")
     continuation: int = Field(128, ge=1, description="tokens scored after them")
-    most_documents: int = Field(12, ge=1, description="documents scored at most")
-    intact: float = Field(1.0, gt=0, description="rise of an answer's summed loss in nats that is a loss")
-    seed: int = Field(0, ge=0, description="seed of prompts")
+    documents: int = Field(12, ge=1, description="documents scored at most")
+    intact: float = Field(1.0, gt=0, description="nats by which an intact answer's loss may rise, below")
+    seed: int = Field(0, ge=0, description="seed of prompts and of the bootstrap")
+
+    @model_validator(mode="after")
+    def _something_to_judge(self) -> RecallEvalSettings:
+        if not self.trials and not self.data:
+            raise ValueError("nothing to judge: give --trials, or documents with --data")
+        return self

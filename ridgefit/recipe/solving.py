@@ -12,7 +12,7 @@ from ridgefit.recipe.base import Settings
 
 Metric = Literal["keys", "values", "both", "input"]
 PLAIN = "plain"
-_LAYERS = r"^(all|first:[1-9][0-9]{0,3}|[0-9]{1,4}-[0-9]{1,4})$"
+LAYERS_PATTERN = r"^(all|first:[1-9][0-9]{0,3}|[0-9]{1,4}-[0-9]{1,4})$"
 _WHOLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
@@ -28,7 +28,7 @@ class CandidateSettings(Settings):
     )
     layers: str = Field(
         "all",
-        pattern=_LAYERS,
+        pattern=LAYERS_PATTERN,
         examples=["all", "first:5", "16-20"],
         description="late layers that read more than the state: all, first few above the split, from-to",
     )
@@ -118,7 +118,7 @@ class SolveSettings(Settings):
     )
     layers: str = Field(
         "all",
-        pattern=_LAYERS,
+        pattern=LAYERS_PATTERN,
         description="late layers that read more than the state: all, first:5 above the split, or 16-20",
     )
     metric: Metric = Field(

@@ -206,6 +206,7 @@ class Application:
 
     def _count(self, batch: int, columns: int, pads: list[int]) -> None:
         self.report.filled += 1
+        self.report.prompts += batch
         for pad in pads or [0] * batch:
             prefix = max(columns - pad - self._tail, 0)
             filled = max(prefix - self._sink_rows, 0)

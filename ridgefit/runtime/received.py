@@ -31,7 +31,7 @@ def received(
         first: column of the first query row.
         scale: of query times key.
         window: columns a row sees, its own included; None for all before it.
-        valid: `[batch, columns]` bool, False for columns that nobody sees and that do not ask.
+        valid: `[batch or 1, columns]` bool, False for columns that nobody sees and that do not ask.
 
     Returns:
         `[batch, columns]` fp64.
@@ -43,6 +43,7 @@ def received(
     visible = place <= asking[:, None]
     if window is not None:
         visible &= place > asking[:, None] - window
+    valid = None if valid is None else valid.expand(batch, columns)
     found = torch.zeros(batch, columns, dtype=torch.float64, device=keys.device)
     step = max(1, ENTRIES // (rows * columns))
     group = heads // keys.shape[1]

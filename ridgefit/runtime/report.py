@@ -18,6 +18,7 @@ class FillReport:
         rows_filled: prompt rows whose late layers were skipped.
         rows_exact: prompt rows of filled prefills that ran every layer.
         rows_chosen: prefix rows among them that selectors chose.
+        prompts: samples of filled prefills.
         held_bytes: most bytes of filled keys and values held between the two sweeps of a probed prefill.
     """
 
@@ -26,6 +27,7 @@ class FillReport:
     rows_filled: int = 0
     rows_exact: int = 0
     rows_chosen: int = 0
+    prompts: int = 0
     held_bytes: int = 0
 
     def held(self, buffers: Mapping[int, Sequence[Tensor]]) -> None:

@@ -159,6 +159,7 @@ class Selection:
         rows = Rows.chosen(self._columns, self._tail, columns)
         prefill.replan(replace(plan, rows=rows.to(self._port.device)), held)
         report.filled += 1
+        report.prompts += len(columns)
         for pad, own in zip(self._pads, columns, strict=True):
             tokens = self._columns - pad
             report.rows_exact += min(self._tail, tokens) + len(own)

@@ -195,6 +195,7 @@ def test_nothing_but_sums_and_tokens_is_left(captured: Callable[..., CaptureResu
     assert left == [
         ".lock",
         "capture.json",
+        "frequencies.safetensors",
         "moments.s2.safetensors",
         "moments.s4.safetensors",
         "tokens/manifest.json",

@@ -115,12 +115,35 @@ def test_generate(run: Run, text: Run, maps: Path, wide: Path, tmp_path: Path) -
     found = run(*line, "--device", "cpu")
     assert (found["split"], found["tail"], found["new_tokens"] <= 4) == (3, 8, True)
     assert found["rows_filled"] == found["prompt_tokens"] - 8
+    parts = run(*line, "--device", "cpu", "--prefill-chunk", 13)
+    assert (parts["text"], parts["rows_filled"]) == (found["text"], found["rows_filled"])
     out, err = text(*line, "--device", "cpu")
     assert out.strip() == found["text"].strip()
     assert "first token after" in err
     whole = [sys.executable, "-m", "ridgefit.cli.app", *map(str, line), "--device", "cpu", "--quiet"]
     quiet = subprocess.run(whole, capture_output=True, text=True, check=True, timeout=120)
     assert (quiet.stdout, quiet.stderr) == (out, "")
+
+
+def test_generate_with_rows(run: Run, text: Run, maps: Path, wide: Path) -> None:
+    line = ("generate", wide, "--maps", maps, "--prompt", TEXT * 4, "--tail", 8, "--new-tokens", 2)
+    line += ("--device", "cpu")
+    found = run(*line, "--rows", "sinks,count=2,digits,probe,count=5,window=8")
+    assert found["rows_chosen"] >= 2 + 5
+    assert found["rows_filled"] == found["prompt_tokens"] - 8 - found["rows_chosen"]
+    assert found["peak_bytes"] > 1 << 20
+    _, err = text(*line, "--rows", "sinks 4", "--rows", "random count=3")
+    assert "and 7 chosen" in err
+    for rows, said in (
+        ("probe", "256 rows, and the tail that holds them has 8"),
+        ("attention,share=1.5", "less than or equal to 1"),
+        ("sink", "did you mean sinks"),
+        ("protected", "none lies beside the maps"),
+        ("random,share=0.1,count=3", "both a share and a count"),
+        ("explicit,rows=9999", "outside the prefix"),
+    ):
+        assert said in run(*line, "--rows", rows, status=2)["error"]
+    assert "none is none" in run(*line, "--arm", "none", "--split", 3, "--rows", "special", status=2)["error"]
 
 
 def test_doctor(run: Run, text: Run, wide: Path) -> None:

@@ -41,7 +41,8 @@ SECTIONS: dict[str, tuple[type[Settings], ...]] = {
     "capture": (ModelSettings, DataSettings, CaptureSettings),
     "solve": (SolveSettings, ModelSettings),
     "verify": (VerifySettings, ModelSettings),
-    "eval": (ModelSettings, EvalSettings),
+    "eval": (ModelSettings, EvalSettings, recipe.RecallEvalSettings),
+    "calibrate recall": (ModelSettings, recipe.CalibrateRecallSettings),
     "generate": (ModelSettings, GenerateSettings),
     "bench prefill": (BenchPrefillSettings,),
     "push": (PushSettings,),
@@ -68,7 +69,7 @@ def parameters(name: str) -> dict[str, Any]:
 def test_every_command_is_walked() -> None:
     assert {name.split()[0] for name in SECTIONS} | OTHERS == set(COMMANDS)
     used = {settings for settings in vars(recipe).values() if isinstance(settings, type)}
-    within = {Settings, recipe.RunRecipe, ArmSettings, recipe.CandidateSettings}
+    within = {Settings, recipe.RunRecipe, ArmSettings, recipe.CandidateSettings, recipe.MapReadsSettings}
     top = {s for s in used if issubclass(s, Settings)} - within
     assert top - set(kinds(item_type(EvalSettings.model_fields["tasks"].annotation)).values()) == set(ALL)
 
@@ -128,7 +129,7 @@ def _plain(field: str, annotation: Any, second: int | None, default: Any = None,
         "layers": "first:5",
         "candidates": ["mlp", "previous-1/rank=3/layers=4-9"],
     }
-    if field in known:
+    if field in known and annotation is not int:
         value = known[field]
         return value[second or 0] if isinstance(value, list) else value
     for branch in branches(annotation):
@@ -146,12 +147,16 @@ def _plain(field: str, annotation: Any, second: int | None, default: Any = None,
     raise AssertionError(f"no sample for {field}: {annotation}")
 
 
-def words(value: Any) -> str:
-    """A recipe's value as the command line takes it."""
+def words(value: Any, inner: bool = False) -> str:
+    """A recipe's value as the command line takes it; a selector of an arm is one word with its settings."""
+    if isinstance(value, dict) and inner:
+        (_, kind), *rest = value.items()
+        plain = ((key, "/".join(map(str, v)) if isinstance(v, list) else v) for key, v in rest)
+        return " ".join([kind, *(f"{key}={v}" for key, v in plain)])
     if isinstance(value, dict):
         (_, kind), *rest = value.items()
         listed = [(k, item) for k, v in rest for item in (v if isinstance(v, list) else [v])]
-        return ",".join([kind, *(f"{key}={words(item)}" for key, item in listed)])
+        return ",".join([kind, *(f"{key}={words(item, inner=True)}" for key, item in listed)])
     if isinstance(value, list):
         return ",".join(words(item) for item in value)
     return str(value)

@@ -157,3 +157,28 @@ def test_crossover_at_the_ends() -> None:
     deeper, shallower = ridge(20), ridge(13)
     assert crossover(QWEN, shallower, deeper) == 0
     assert crossover(QWEN, deeper, shallower) is None
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_chosen_rows_against_a_loop(window: int | None) -> None:
+    """Row by row and layer by layer: what an evenly spread row adds to the plain fill."""
+    config = preset_config("qwen3-8b")
+    if window is not None:
+        config |= {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 20}
+        config["layer_types"] = ["full_attention"] * 20 + ["sliding_attention"] * 16
+    shape = shape_from_config(config)
+    plain = Arm(fill="identity", split=18, tail=100)
+    tokens, chosen = 1000, 90
+    added = 0
+    for layer in range(18, shape.layers):
+        own = shape.window_of(layer)
+        rows = 2 * shape.hidden * (shape.heads * shape.head_dim + shape.kv_width)
+        rows += shape.mlp[layer].macs(shape.hidden)
+        for number in range(chosen):
+            place = (2 * number + 1) * 900 // (2 * chosen)
+            seen = sum(1 for c in range(place + 1) if own is None or c > place - own)
+            added += rows + 2 * shape.heads * shape.head_dim * seen
+        if own is not None:  # rows before the tail's window need their keys and values too
+            added += (900 - (own - 1)) * 2 * shape.hidden * shape.kv_width
+    found = arm_macs(shape, plain.model_copy(update={"chosen_rows": chosen}), tokens)
+    assert found - arm_macs(shape, plain, tokens) == added

@@ -38,7 +38,7 @@ def solved(tmp_path: Path) -> Path:
 
 def settings(documents: Path, *arms: ArmSettings) -> EvalSettings:
     task = NllSettings(data=(str(documents),), prompt=120, tail=40, scored=30, documents=2)
-    return EvalSettings(arms=arms, tasks=(task,), resamples=100)
+    return EvalSettings(arms=arms, tasks=(task,), resamples=100, sink_effect=False)
 
 
 def test_each_arm_reads_its_own_maps(

@@ -30,7 +30,9 @@ STRICT = Measure("strict", "needles found", "share", "higher", binary=True)
 
 
 def arm(kind: str, label: str | None = None, split: int | None = 6, **more: object) -> SimpleNamespace:
-    settings = {"tail": None, "sink_rows": 0, "maps": None, **more}
+    plain = {"maps": None, "fill": None if kind == "exact" else kind}
+    refined = {"rows": (), "selectors": (), "corrections": None, "splice": None}
+    settings = {"tail": None, "sink_rows": 0, **plain, **refined, **more}
     return SimpleNamespace(
         kind=kind, label=label or kind, split=None if kind == "exact" else split, **settings
     )
@@ -187,7 +189,8 @@ def test_arms_of_different_rows_are_not_contrasted() -> None:
     from ridgefit.evaluate.summary import contrasted
 
     arms = [arm("exact"), arm("ridge", sink_rows=4), arm("identity"), arm("identity", "id 4", sink_rows=4)]
-    assert [(a.label, b.label) for a, b in contrasted(arms)] == [("ridge", "id 4")]
+    pairs = [("ridge", "id 4"), ("id 4", "identity")]  # the last is what four sink rows are worth
+    assert [(a.label, b.label) for a, b in contrasted(arms)] == pairs
 
 
 def test_two_processes_in_one_sample_are_refused() -> None:

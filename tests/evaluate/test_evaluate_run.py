@@ -52,7 +52,7 @@ def settings(documents: Path, *arms: ArmSettings, **more: Any) -> EvalSettings:
         NeedleSettings(prompt=420, tail=150, samples=3, new_tokens=8),
         AgreementSettings(data=data, prompt=100, tail=30, new_tokens=6, documents=3),
     )
-    return EvalSettings(**{"arms": arms, "tasks": tasks, "resamples": 200, **more})
+    return EvalSettings(**{"arms": arms, "tasks": tasks, "resamples": 200, "sink_effect": False, **more})
 
 
 def records(folder: Path) -> list[dict]:
@@ -266,7 +266,7 @@ def test_an_arm_that_fills_nothing_is_an_error(
     tiny: LoadedModel, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def idle(self: RidgeFill, model: object, *, tail: int, sink_rows: int = 0):
+    def idle(self: RidgeFill, model: object, **more: object):
         from ridgefit.runtime import FillReport
 
         yield FillReport()

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from scipy import stats
 from tokenizers.processors import TemplateProcessing
 
 from ridgefit.errors import Interrupted
+from ridgefit.evaluate.arms import Arm
 from ridgefit.evaluate.documents import document_samples
 from ridgefit.evaluate.journal import RESULTS
 from ridgefit.evaluate.novel import novel_tokens
@@ -33,10 +33,7 @@ from ridgefit.models import LoadedModel
 from ridgefit.recipe import ArmSettings, EvalSettings, NllSettings
 
 LOSS = Measure("novel_nll", "NLL, novel tokens", "nats", "lower")
-ARMS = tuple(
-    SimpleNamespace(kind=kind, label=kind, split=None if kind == "exact" else 6, tail=None, sink_rows=0)
-    for kind in ("exact", "identity", "ridge")
-)
+ARMS = tuple(Arm(kind, kind, None if kind == "exact" else 6) for kind in ("exact", "identity", "ridge"))
 IDENTITY = ArmSettings(kind="identity", split=3)
 
 

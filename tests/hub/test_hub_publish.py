@@ -22,8 +22,16 @@ from ridgefit.errors import BadInput
 from ridgefit.evaluate import evaluate
 from ridgefit.hub import Hub
 from ridgefit.maps import Defaults, Fingerprint, LayerMap, MapSet, SplitMaps, load_maps, write_maps
+from ridgefit.pipeline.bench import bench_prefill
 from ridgefit.pipeline.publish import publish
-from ridgefit.recipe import ArmSettings, EvalSettings, NeedleSettings, NllSettings, PushSettings
+from ridgefit.recipe import (
+    ArmSettings,
+    BenchPrefillSettings,
+    EvalSettings,
+    NeedleSettings,
+    NllSettings,
+    PushSettings,
+)
 
 BASE = "org/tiny@" + "a" * 40
 TEXT = "the cat sat on the mat and the dog sat on the log; 12 34 and so on. "
@@ -291,3 +299,51 @@ def test_a_dry_run_of_the_command(fitted: Path, capsys: pytest.CaptureFixture[st
     }
     assert main(arguments) == 0
     assert "nothing was sent" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def benched(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Callable[..., Path], fitted: Path) -> Path:
+    """Times of these maps on their own model, as `bench prefill --json` prints them."""
+    options = BenchPrefillSettings(
+        model=str(tiny_folder("llama")), maps=fitted, tokens=(40,), arms=("ridge",), repeats=1, warmup=0
+    )
+    path = tmp_path_factory.mktemp("benched") / "bench.json"
+    path.write_text(bench_prefill(options).model_dump_json())
+    return path
+
+
+def test_a_card_states_times_with_their_machine(
+    server: Server, hub: Hub, fitted: Path, benched: Path, tmp_path: Path
+) -> None:
+    publish(settings(fitted, license="mit", bench=benched, out=tmp_path / "out"), hub)
+    card = (tmp_path / "out" / "README.md").read_text()
+    speed = card.partition("## Speed")[2].partition("## Limits")[0]
+    found = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert found["machine"]["cpu"] in speed
+    assert "transformers' own forward" in speed
+    for timing in found["timings"][1:]:
+        row = f"| {timing['split']} | 16 | 0 | 40 | "
+        assert row in speed
+        assert f" | {timing['speedup']:.2f} | {timing['limit']:.2f} |" in speed
+    assert "and is not stated here" not in card
+    assert "bench.json" in server.repos["me/maps"].main()
+    assert "bench.json" in (tmp_path / "out" / "SHA256SUMS").read_text()
+
+
+def test_times_of_something_else_are_refused(fitted: Path, benched: Path, tmp_path: Path) -> None:
+    whole = json.loads(benched.read_text())
+    changes: dict[str, tuple[dict[str, Any], str]] = {
+        "maps": ({"maps": {"s3.safetensors": "0" * 64}}, "of other maps: s3.safetensors"),
+        "random": ({"maps": None}, "random weights or maps"),
+        "model": (
+            {"base": {**whole["base"], "config_sha256": "0" * 64}},
+            "of another model: its config_sha256",
+        ),
+        "arms": ({"timings": whole["timings"][:1]}, "times no ridge arm"),
+        "file": ({"timings": 3}, "not a result of bench prefill"),
+    }
+    for name, (change, words) in changes.items():
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({**whole, **change}))
+        with pytest.raises(BadInput, match=words):
+            publish(settings(fitted, license="mit", bench=path, dry_run=True), Hub())

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +15,10 @@ import torch
 from ridgefit import cost
 from ridgefit.cli.app import main
 from ridgefit.errors import BadInput, CheckFailed
+from ridgefit.maps import Defaults, Fingerprint, LayerMap, MapSet, SplitMaps, write_maps
 from ridgefit.pipeline import bench
 from ridgefit.pipeline.bench import PrefillBench, bench_prefill
+from ridgefit.pipeline.bench_arms import arms_of, random_model, with_fills
 from ridgefit.recipe import BenchPrefillSettings
 
 SMALL: dict[str, Any] = {
@@ -79,12 +84,22 @@ def test_the_file_says_what_ran(result: PrefillBench) -> None:
     assert PrefillBench.model_validate_json(result.model_dump_json()) == result
 
 
-def made(seed: int) -> tuple[torch.nn.Module, dict[int, Any]]:
+WINDOW: dict[str, Any] = {"features": ("state", "previous-1", "previous-2"), "rank": 16}
+
+
+def made(seed: int) -> tuple[torch.nn.Module, dict[Any, Any]]:
     config = cost.preset_config("cpu") | {"vocab_size": 64, "num_hidden_layers": 2}
     generator = torch.Generator("cpu").manual_seed(seed)
-    model = bench._random_model(config, torch.float32, torch.device("cpu"), "sdpa", generator)
-    plans = {9: [("ridge", cost.Arm(fill="ridge", split=1, tail=1))]}
-    return model, bench._random_maps(cost.shape_from_config(config), plans, model, generator)
+    model = random_model(config, torch.float32, torch.device("cpu"), "sdpa", generator)
+    shape, settings = (
+        cost.shape_from_config(config),
+        BenchPrefillSettings(split=(1,), tail=(1,), arms=("ridge",), **WINDOW),
+    )
+    arms = [arm for arm in arms_of(shape, settings, 9, {}) if arm.name == "ridge"]
+    plain, window = with_fills(shape, arms, {}, model, generator)
+    assert plain.fill is not None
+    assert window.fill is not None
+    return model, {1: plain.fill, "window": window.fill}
 
 
 def test_weights_and_maps_depend_on_the_seed_alone() -> None:
@@ -96,6 +111,10 @@ def test_weights_and_maps_depend_on_the_seed_alone() -> None:
     first, again, else_ = (maps[1].maps.layer(1).weight for maps in (maps_one, maps_same, maps_other))
     assert torch.equal(first, again)
     assert not torch.equal(first, else_)
+    wide, wide_again = (maps["window"].maps.layer(1).weight for maps in (maps_one, maps_same))
+    assert torch.equal(wide, wide_again)
+    assert torch.equal(wide[:, : len(first)], first)
+    assert wide.shape[1] == len(first) + 16
     assert 0.05 < float((first.float() - torch.eye(len(first))).norm(dim=1).mean()) < 0.2
 
 
@@ -108,7 +127,12 @@ def test_an_arm_that_fills_nothing_is_not_a_timing(monkeypatch: pytest.MonkeyPat
 
             return nullcontext(FillReport())
 
-    monkeypatch.setattr(bench, "_fill", lambda arm, maps: None if arm.fill == "exact" else Stock())
+    stock: Any = Stock()
+    monkeypatch.setattr(
+        bench,
+        "with_fills",
+        lambda shape, arms, *_: [a if a.name == "exact" else replace(a, fill=stock) for a in arms],
+    )
     with pytest.raises(CheckFailed, match="filled nothing"):
         bench_prefill(BenchPrefillSettings(tokens=(24,), tail=(8,), repeats=1, warmup=0, vocab=64))
 
@@ -128,7 +152,7 @@ def test_an_arm_that_fills_nothing_is_not_a_timing(monkeypatch: pytest.MonkeyPat
 def test_refused_before_anything_is_built(
     change: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "_random_model", lambda *_: pytest.fail("a model was built"))
+    monkeypatch.setattr(bench, "random_model", lambda *_: pytest.fail("a model was built"))
     with pytest.raises(BadInput, match=words):
         bench_prefill(BenchPrefillSettings(**{"tokens": (40,), "tail": (8,)} | change))
 
@@ -155,7 +179,98 @@ def test_defaults_fit_the_preset() -> None:
     """16K and 32K for real dimensions, something a laptop can do otherwise."""
     for name in cost.preset_names():
         shape = cost.shape_from_config(cost.preset_config(name))
-        for tokens in bench._LENGTHS.get(name, bench._LONG):
-            arms = bench._arms(shape, BenchPrefillSettings(preset=name), tokens)
-            assert [arm for arm, _ in arms] == ["exact", "identity", "ridge", "pop"]
+        settings, config = BenchPrefillSettings(preset=name), cost.preset_config(name)
+        for tokens in bench._lengths(settings, config, torch.device("cpu")):
+            arms = arms_of(shape, settings, tokens, {})
+            assert [arm.name for arm in arms] == ["exact", "identity", "ridge", "pop"]
             assert tokens <= cost.preset_config(name)["max_position_embeddings"]
+
+
+def test_plain_and_window_maps_side_by_side() -> None:
+    settings = BenchPrefillSettings(**SMALL | {"split": (3,), "arms": ("ridge",)}, **WINDOW, layers="first:2")
+    found = bench_prefill(settings)
+    plain, window = (t for t in found.timings if t.tokens == 56 and t.arm == "ridge")
+    assert (plain.reads, window.reads) == (
+        "state",
+        "state + previous-1 + previous-2 through rank 16, 7 layers the state alone",
+    )
+    shape = cost.shape_from_config(cost.preset_config("cpu") | {"vocab_size": 64})
+    filled = 56 - 8 - 2
+    more = filled * shape.hidden * (2 * 16 + 2 * 16)
+    counted = cost.arm_macs(shape, cost.Arm(fill="ridge", split=3, tail=8, sink_rows=2), 56)
+    exact = cost.arm_macs(shape, cost.Arm(fill="exact"), 56)
+    assert plain.limit == exact / counted
+    assert window.limit == exact / (counted + more)
+
+
+@pytest.fixture
+def own(tiny_loaded: Callable[..., Any], tmp_path: Path) -> tuple[str, Path]:
+    """A tiny model's folder and maps of two splits for it, one of which reads the previous row."""
+    loaded = tiny_loaded()
+    port = loaded.port
+    unit, none = torch.eye(port.hidden), torch.zeros(port.hidden)
+    plain = MapSet.of(
+        dict.fromkeys(range(2, port.n_layers), LayerMap(unit, none)), defaults=Defaults(tail=9, sink_rows=2)
+    )
+    wide = MapSet.of(
+        dict.fromkeys(range(3, port.n_layers), LayerMap(torch.eye(port.hidden, 2 * port.hidden), none)),
+        features=("state", "previous-1"),
+        defaults=Defaults(tail=1000),
+    )
+    write_maps(
+        tmp_path / "maps",
+        [SplitMaps(plain), SplitMaps(wide)],
+        fingerprint=Fingerprint.of(loaded.identity()),
+    )
+    return loaded.ref, tmp_path / "maps"
+
+
+def test_a_users_own_model_and_maps(own: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    model, maps = own
+    line = ["bench", "prefill", "--model", model, "--maps", str(maps), "--tokens", "48", "--repeats", "2"]
+    assert main([*line, "--arms", "ridge,identity", "--json"]) == 0
+    found = PrefillBench.model_validate_json(capsys.readouterr().out)
+    assert [(t.arm, t.split, t.tail, t.sink_rows, t.reads) for t in found.timings] == [
+        ("exact", None, None, 0, None),
+        ("ridge", 2, 9, 2, "state"),
+        ("ridge", 3, 12, 0, "state + previous-1"),
+        ("identity", 2, 9, 2, None),
+        ("identity", 3, 12, 0, None),
+    ]
+    assert found.preset is None
+    assert found.base is not None
+    assert found.base["tokenizer_sha256"]
+    assert set(found.maps or {}) == {"ridgefit.json", "s2.safetensors", "s3.safetensors"}
+    assert all(timing.speedup > 0 for timing in found.timings)
+    assert main([*line, "--split", "3", "--arms", "ridge"]) == 0
+    assert "previous-1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--split", "4"), "holds no split 4, only 2, 3"),
+        (("--features", "state,previous-1"), "maps say themselves what they read"),
+        (("--vocab", "99"), "has its own vocabulary"),
+        (("--tokens", "12", "--split", "2", "--tail", "12"), "leaves nothing to fill"),
+    ],
+)
+def test_what_does_not_go_with_own_maps(
+    more: tuple[str, ...], words: str, own: tuple[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, maps = own
+    assert main(["bench", "prefill", "--model", model, "--maps", str(maps), "--tokens", "48", *more]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_maps_need_their_model(own: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "prefill", "--maps", str(own[1])]) == 2
+    assert "maps belong to a model" in " ".join(capsys.readouterr().err.split())
+
+
+def test_maps_of_another_model_are_refused(
+    own: tuple[str, Path], tiny_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = str(tiny_folder("qwen3"))
+    assert main(["bench", "prefill", "--model", other, "--maps", str(own[1]), "--tokens", "48"]) == 2
+    assert "family" in " ".join(capsys.readouterr().err.split())

@@ -169,3 +169,61 @@ def test_capture_agrees_with_what_a_capture_asks_for() -> None:
     asked = estimate(shape, CaptureSettings(split=(6,)), longest=2048, tokens=400_000, product="fp32")
     found = plan(PlanSettings(model="cpu", split=6)).capture
     assert (found["memory_bytes"], found["disk_bytes"]) == (asked.sums, asked.disk)
+
+
+@pytest.mark.parametrize(
+    ("line", "limits"),
+    [
+        ("", (1.672, 1.951, 2.377)),
+        ("--features state,previous-1,previous-2", (1.515, 1.754, 2.217)),
+        ("--features state,previous-1,previous-2 --rank 256", (1.666, 1.943, 2.371)),
+        # That count leaves the MLP's own products out, which map_width alone does too.
+        ("--map-width 20480", (1.385, 1.594, 2.078)),
+        ("--features state,previous-1,mlp", (1.370, 1.575, 2.061)),
+    ],
+)
+def test_limits_of_maps_that_see_their_neighbours(
+    line: str, limits: tuple[float, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An independent count, at 16K, 32K and 120K tokens."""
+    for tokens, limit in zip((16_384, 32_768, 120_000), limits, strict=True):
+        found = printed(capsys, f"plan qwen3-8b --split 13 --tail 4096 --tokens {tokens} {line}")
+        assert found["speedup_limit"] == pytest.approx(limit, abs=6e-4)
+
+
+def test_layers_that_read_the_state_alone_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    base = "plan qwen3-8b --split 13 --tail 4096 --tokens 16384 --sink-rows 4"
+    plain = printed(capsys, base)
+    found = printed(capsys, f"{base} --features state,previous-1 --rank 32 --layers first:5")
+    hidden, filled, late = 4096, 16_384 - 4096 - 4, 36 - 13
+    assert found["macs"]["arm"] - plain["macs"]["arm"] == filled * (5 * hidden * 32 + hidden * 32)
+    assert found["map_bytes"] - plain["map_bytes"] == 2 * (5 * hidden * 32 + hidden * 32)
+    assert plain["map_bytes"] == 2 * late * (hidden * hidden + hidden)
+    assert found["reads"] == "state + previous-1 through rank 32, 18 layers the state alone"
+    assert plain["reads"] == "state"
+    wide = printed(capsys, f"{base} --features state,mlp")
+    width = hidden + 12_288
+    assert wide["capture"]["memory_bytes"] == cost.capture_bytes(
+        cost.shape_from_config(cost.preset_config("qwen3-8b")), (13,), width=width
+    )
+    assert wide["macs"]["arm"] - plain["macs"]["arm"] == filled * (
+        late * hidden * 12_288 + 2 * hidden * 12_288
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--features state,previus-1", "did you mean 'previous-1'"),
+        ("--features state,lower-14 --split 13", "lower-14 lies below the first layer"),
+        ("--features previous-1 --rank 5000", "wider than the 4096 inputs that previous-1"),
+        ("--rank 8", "maps of the state alone have no bottleneck"),
+        ("--features previous-1 --layers 1-3", "none of the late layers"),
+        ("--features previous-1 --arm identity", "the identity arm has no maps"),
+        ("--features previous-1 --map-width 5000", "follows from its features"),
+        ("--features previous-1 --split 99", "split 99 is not a layer between"),
+    ],
+)
+def test_reads_that_cannot_be(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "qwen3-8b", *line.split()]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())

@@ -10,6 +10,7 @@ import torch
 from latent_tiny import BRANCH, HEADS, LATENT, build_latent, ids, padded
 from transformers import DynamicCache
 
+from ridgefit.cost.recall import ReadBudget
 from ridgefit.maps.recall import RecallSettings
 from ridgefit.models.latent import LatentModel
 from ridgefit.runtime.recall import Recall
@@ -111,7 +112,9 @@ def test_a_step_fetches_and_attends_as_written(
     seen = torch.ones(5, 12, dtype=torch.bool).tril(7)
     basis = fitted_basis(drawn(11, 40, LATENT), 6)
     numbers = torch.arange(100, 125)
-    archive = Archive(numbers, sketch(far, basis), basis, Thresholds(z, gate), lambda rows: far[rows - 100])
+    archive = Archive(
+        numbers, sketch(far, basis), basis, Thresholds(z, gate), lambda rows: lambda: far[rows - 100]
+    )
     settings = RecallSettings(top_rows=top, cap=cap)
     found = read(queries, near, seen, archive, settings, latent=LATENT, scale=SCALE)
     outputs, fetched = brute(queries, near, seen, far, basis, z, gate, top or 99, cap)
@@ -318,6 +321,6 @@ def test_reads_are_counted_as_equation_2_has_them() -> None:
     _, report = states(model, settings, 1024, steps=2)
     layer = report.layers[1]
     share = sum(layer.fetched) / layer.seen
-    want = 576 / 32 + (1 - 1 / 32) * (64 + 64) + share * 576
-    assert layer.dims_per_row == pytest.approx(want, rel=0.02)
+    want = ReadBudget(latent=512, branch=64, kept=1 / 32, rank=64, fetched=share)
+    assert layer.dims_per_row == pytest.approx(want.total, rel=0.02)
     assert layer.dims_per_row - share * 576 == pytest.approx(142, rel=0.02)

@@ -75,15 +75,18 @@ class Observed:
             at, kept = at[here], kept[:, here]
         return replace(self, sample=kept.clone(), positions=at, stride=stride)
 
-    def votes(self, rows: Tensor, attention: LatentAttention) -> Tensor | None:
+    def votes(self, rows: Tensor, attention: LatentAttention, sees: Sees) -> Tensor | None:
         """Attention `[at most rows]` that a selector shall see: what was summed, or that of the last queries.
 
         Args:
             rows: `[rows, width]` from the sequence's first on.
             attention: the layer.
+            sees: what the selector reads.
         """
-        if self.last is None:
+        if sees == "all queries":
             return self.mass
+        if self.last is None:
+            return None
         queries = attention.absorb(self.last).float()
         return attention_mass(queries, self.end - queries.shape[1], rows[: self.end], attention.scale)
 

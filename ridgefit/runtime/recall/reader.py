@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,11 +13,26 @@ from ridgefit.errors import BadInput
 from ridgefit.maps.recall import RecallPolicy
 from ridgefit.models.latent import LatentAttention
 from ridgefit.models.latentcache import LatentLayer
-from ridgefit.runtime.recall.attend import Archive, read
+from ridgefit.runtime.recall.attend import Archive, Read, read
 from ridgefit.runtime.recall.conformal import Thresholds
 from ridgefit.runtime.recall.report import LayerReport, RecallReport
 from ridgefit.runtime.recall.selectors import PageSelector, selector_of
 from ridgefit.runtime.recall.tier import Frozen, Partition, Tier
+
+
+@dataclass(frozen=True)
+class Near:
+    """Rows that a step reads without fetching.
+
+    Attributes:
+        columns: their places in the cache, padding included.
+        rows: `[rows, width]` fp32.
+        seen: bool `[queries, rows]`; None if every query reads all of them.
+    """
+
+    columns: Tensor
+    rows: Tensor
+    seen: Tensor | None
 
 
 class PolicyReader:
@@ -99,44 +114,61 @@ class PolicyReader:
         self, layer: LatentLayer, attention: LatentAttention, sequence: int, tier: Tier, queries: Tensor
     ) -> Tensor:
         """Latents `[heads, queries, latent]` for one sequence."""
-        start, total, count = layer.starts[sequence], layer.get_seq_length(), queries.shape[1]
-        device = queries.device
-        tail = torch.arange(start + tier.closed, total, device=device)
-        paged = isinstance(self.selector, PageSelector) and tier.closed > 0
-        kept = torch.arange(tier.closed, device=device) if paged else tier.kept
-        if kept is None:
-            near, seen = layer.rows(sequence, tail), None
-        elif tier.near is not None and not paged:
-            near, seen = torch.cat([tier.near, layer.rows(sequence, tail)]), None
-        else:
-            near, seen = layer.rows(sequence, torch.cat([start + kept, tail])), None
-        near = near.float()
-        kept_rows = 0 if kept is None else kept.numel()
-        if paged and isinstance(self.selector, PageSelector):
-            budget = self.settings.kept(tier.closed)
-            seen = self.selector.pages(queries, near[:kept_rows], attention.scale, budget)
-            seen[:, : self.settings.sinks] = True
-        if count > 1 or seen is not None:
-            last = torch.arange(total - count, total, device=device)
-            of_tail = tail <= last[:, None]
-            of_kept = seen if seen is not None else of_tail.new_ones(count, kept_rows)
-            seen = torch.cat([of_kept, of_tail], dim=1)
+        near = self._near(layer, attention, sequence, tier, queries)
         archive = self._archive(layer, sequence, tier)
         found = read(
-            queries, near, seen, archive, self.settings, latent=attention.latent, scale=attention.scale
-        )
-        attended = seen.sum() if seen is not None else near.shape[0] * count
-        self._count(
-            attention,
-            tier,
-            int(attended),
+            queries,
+            near.rows,
+            near.seen,
             archive,
-            found.fetched,
-            found.overflowed,
-            found.skipped,
-            sum(range(total - start - count + 1, total - start + 1)),
+            self.settings,
+            latent=attention.latent,
+            scale=attention.scale,
         )
+        self._count(layer, attention, sequence, tier, near, archive, found)
+        return self.result(layer, attention, sequence, tier, queries, near, found)
+
+    def result(
+        self,
+        layer: LatentLayer,
+        attention: LatentAttention,
+        sequence: int,
+        tier: Tier,
+        queries: Tensor,
+        near: Near,
+        found: Read,
+    ) -> Tensor:
+        """What the model gets of a step: here, what the policy read."""
+        del layer, attention, sequence, tier, queries, near
         return found.latents
+
+    def _near(
+        self, layer: LatentLayer, attention: LatentAttention, sequence: int, tier: Tier, queries: Tensor
+    ) -> Near:
+        """Kept rows and the tail, and which of them each query may read."""
+        start, total, count = layer.starts[sequence], layer.get_seq_length(), queries.shape[1]
+        tail = torch.arange(start + tier.closed, total, device=queries.device)
+        if isinstance(self.selector, PageSelector) and tier.closed:
+            kept = torch.arange(tier.closed, device=queries.device)
+        elif tier.kept is not None:
+            kept = tier.kept
+        else:
+            kept = tail[:0]
+        columns = torch.cat([start + kept, tail])
+        if tier.near is not None and kept is tier.kept:
+            rows = torch.cat([tier.near, layer.rows(sequence, tail)]).float()
+        else:
+            rows = layer.rows(sequence, columns).float()
+        seen = None
+        if isinstance(self.selector, PageSelector) and tier.closed:
+            budget = self.settings.kept(tier.closed)
+            pages = self.selector.pages(queries, rows[: tier.closed], attention.scale, budget)
+            pages[:, : self.settings.sinks] = True
+            seen = torch.cat([pages, pages.new_ones(count, tail.numel())], dim=1)
+        if count > 1:
+            causal = columns <= torch.arange(total - count, total, device=queries.device)[:, None]
+            seen = causal if seen is None else seen & causal
+        return Near(columns, rows, seen)
 
     def _archive(self, layer: LatentLayer, sequence: int, tier: Tier) -> Archive | None:
         entries = tier.index
@@ -152,27 +184,29 @@ class PolicyReader:
 
     def _count(
         self,
+        layer: LatentLayer,
         attention: LatentAttention,
+        sequence: int,
         tier: Tier,
-        attended: int,
+        near: Near,
         archive: Archive | None,
-        fetched: Tensor,
-        overflowed: Tensor,
-        skipped: int,
-        seen: int,
+        found: Read,
     ) -> None:
         report: LayerReport = self.report.of(attention.layer)
-        count = fetched.numel()
+        count, last = found.fetched.numel(), layer.get_seq_length() - layer.starts[sequence]
         report.width = attention.width
         report.queries += count
-        report.attended += attended
-        report.seen += seen
-        report.skipped += skipped
+        report.attended += near.rows.shape[0] * count if near.seen is None else int(near.seen.sum())
+        report.seen += sum(range(last - count + 1, last + 1))
+        report.skipped += found.skipped
+        if isinstance(self.selector, PageSelector):
+            report.bounds += self.selector.bound_rows(tier.closed) * count
         if tier.archived:
             report.parted += count
-            report.fetched += fetched.tolist()
-            report.fired += int((fetched > 0).sum())
-            report.overflowed += int(overflowed.sum())
+            report.kept, report.archived = tier.closed - tier.archived, tier.archived
+            report.fetched += found.fetched.tolist()
+            report.fired += int((found.fetched > 0).sum())
+            report.overflowed += int(found.overflowed.sum())
         if archive is not None:
             limits: Thresholds = archive.thresholds
             report.entry = archive.entries.branch.shape[1] + archive.entries.content.shape[1] + 1
@@ -180,8 +214,8 @@ class PolicyReader:
             report.z, report.hard, report.gate = limits.z, limits.hard, limits.gate
 
 
-def _fetched(layer: LatentLayer, sequence: int, rows: Tensor) -> Tensor:
-    return layer.rows(sequence, layer.starts[sequence] + rows)
+def _fetched(layer: LatentLayer, sequence: int, rows: Tensor) -> Callable[[], Tensor]:
+    return layer.fetch(sequence, layer.starts[sequence] + rows)
 
 
 def _frozen(policy: RecallPolicy, layer: int) -> Frozen | None:

@@ -17,11 +17,14 @@ class LayerReport:
         parted: of those, queries whose sequence had an archive.
         attended: rows they attended without fetching, summed.
         scanned: index entries read, summed.
+        bounds: rows' worth of page bounds read, summed.
         seen: rows a dense step would have read, summed.
         fetched: rows fetched, one number per parted query.
         fired: parted queries that fetched at least one row.
         overflowed: parted queries that asked for more than the cap and read everything.
         skipped: (query, head) pairs that the gate spared the scan.
+        kept: closed rows that stay attended, of the last sequence.
+        archived: its other closed rows.
         z: certificate factor of the last sequence.
         hard: hard calibration queries of the last sequence.
         gate: entropy threshold of the last sequence; None where the gate is open.
@@ -34,11 +37,14 @@ class LayerReport:
     parted: int = 0
     attended: int = 0
     scanned: int = 0
+    bounds: int = 0
     seen: int = 0
     fetched: list[int] = field(default_factory=list)
     fired: int = 0
     overflowed: int = 0
     skipped: int = 0
+    kept: int = 0
+    archived: int = 0
     z: float | None = None
     hard: int | None = None
     gate: float | None = None
@@ -46,7 +52,8 @@ class LayerReport:
     @property
     def dims_per_row(self) -> float:
         """Cache entries read per row and step, the measured side of VestigeKV's Eq. 2."""
-        read = (self.attended + sum(self.fetched)) * self.width + self.scanned * self.entry
+        rows = self.attended + sum(self.fetched) + self.bounds
+        read = rows * self.width + self.scanned * self.entry
         return read / self.seen if self.seen else 0.0
 
     def quantile(self, share: float) -> int:

@@ -120,7 +120,9 @@ class Partition:
         if self._selector.sees in ("all queries", "last queries"):
             start = layer.starts[sequence]
             everything = torch.arange(start, start + total, device=rows.device)
-            votes = tier.observed.votes(layer.rows(sequence, everything), self._attention)
+            votes = tier.observed.votes(
+                layer.rows(sequence, everything), self._attention, self._selector.sees
+            )
             if votes is not None:
                 mass = torch.zeros(first + rows.shape[0], device=rows.device)
                 seen = votes[: mass.numel()]

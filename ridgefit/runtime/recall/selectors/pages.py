@@ -27,6 +27,10 @@ class PageSelector(Selector):
         """None that lasts."""
         return torch.zeros(window.rows.shape[0], device=window.rows.device)
 
+    def bound_rows(self, closed: int) -> int:
+        """Rows' worth of entries that the bounds of `closed` rows take: a lowest and a highest row a page."""
+        return 2 * -(-closed // PAGE)
+
     def pages(self, queries: Tensor, rows: Tensor, scale: float, count: int) -> Tensor:
         """Rows that each query reads.
 

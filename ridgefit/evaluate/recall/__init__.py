@@ -1,0 +1,1 @@
+"""Recall policies and their baselines against the dense model: needles, loss, retained attention."""
