@@ -9,6 +9,7 @@ from ridgefit.hub.check import check_repository
 from ridgefit.hub.download import PullReport, local_maps, pull
 from ridgefit.hub.layout import RepoConfig, is_repository, read_config
 from ridgefit.hub.licence import Licence, licence_of
+from ridgefit.hub.policy import build_policy_repository, is_policy
 from ridgefit.hub.reference import RepoRef, names_repository
 from ridgefit.hub.summary import look
 from ridgefit.hub.upload import FileChange, PushReport, Target, push
@@ -26,9 +27,11 @@ __all__ = [
     "Target",
     "asked",
     "base_of",
+    "build_policy_repository",
     "build_repository",
     "check_repository",
     "data_sets",
+    "is_policy",
     "is_repository",
     "licence_of",
     "local_maps",

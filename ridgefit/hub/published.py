@@ -24,6 +24,7 @@ from ridgefit.maps.format1 import MANIFEST as FOLDER_MANIFEST
 from ridgefit.maps.format1 import read_manifest as read_folder
 from ridgefit.maps.mapset import contiguous
 from ridgefit.maps.names import parse_features_text
+from ridgefit.maps.recall import POLICY
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
 _PATH = re.compile(rf"(?:(?P<folder>{_PART})/)?(?P<name>{_PART})")
@@ -62,7 +63,8 @@ class PublishedMaps:
 
 def is_foreign(files: Mapping[str, RemoteFile]) -> bool:
     """Whether `ridgefit push` did not write a repository; one of ours that lost a file is not foreign."""
-    return MANIFEST not in files and any(path.endswith((".safetensors", FOLDER_MANIFEST)) for path in files)
+    tensors = (path for path in files if path.endswith((".safetensors", FOLDER_MANIFEST)))
+    return MANIFEST not in files and POLICY not in files and any(tensors)
 
 
 def published_maps(
@@ -133,7 +135,7 @@ def cached_maps(folder: Path) -> dict[int, Path]:
     Raises:
         BadInput: a file in it is damaged.
     """
-    if (folder / MANIFEST).exists():
+    if (folder / MANIFEST).exists() or (folder / POLICY).exists():
         return {}
     found: dict[int, Path] = {}
     for item in [folder, *sorted(folder.glob("*")), *sorted(folder.glob("*/*.safetensors"))]:

@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from ridgefit.errors import BadInput
+from ridgefit.hub import local_maps
 from ridgefit.models.load import load_latent
 from ridgefit.pipeline.prompting import Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
 from ridgefit.recipe import GenerateSettings, ModelSettings
@@ -69,7 +70,7 @@ def generate_recall(model: ModelSettings, settings: GenerateSettings) -> Recalle
     if settings.policy is None or settings.maps is not None:
         raise BadInput("maps and a recall policy are not applied together", "leave one of them out")
     text = prompt_text(settings)
-    recall = Recall.load(settings.policy)
+    recall = Recall.load(local_maps(settings.policy))
     loaded = load_latent(**model.load_options())
     warnings = recall.check(loaded.model, loaded.tokenizer)
     ids = prompt_ids(loaded, text, settings)
