@@ -184,7 +184,7 @@ class CopyingSettings(Settings):
 
 
 FillTask = NllSettings | NeedleSettings | NeedleTwoTurnSettings | AgreementSettings | CopyingSettings
-Task = Annotated[AcceptanceSettings | FillTask, Field(discriminator="task")]
+Task = Annotated[FillTask | AcceptanceSettings, Field(discriminator="task")]
 
 
 class EvalSettings(Settings):
