@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from ridgefit.errors import BadInput
 from ridgefit.files import canonical_json, read_json, sha256_bytes, write_json
+from ridgefit.maps.fingerprint import Fingerprint
 
 CONTROLLER = "controller.json"
 
@@ -96,6 +97,20 @@ class RefreshController(_Frozen):
         """Hash of everything but what the test found, so that a test changes nothing."""
         frozen = self.model_dump(mode="json", exclude={"test", "scores"})
         return sha256_bytes(canonical_json(frozen))
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The target, as repositories state a base model."""
+        target = self.target
+        return Fingerprint(
+            family=str(target["family"]),
+            name=str(target["name"]),
+            revision=target.get("revision"),
+            dims={"n_layers": int(target["layers"]), "vocab": int(target["vocab"])},
+            dtype=target.get("dtype"),
+            config_sha256=target.get("config_sha256"),
+            tokenizer_sha256=target.get("tokenizer_sha256"),
+        )
 
     def require_models(self, target: Mapping[str, Any], draft: Mapping[str, Any]) -> None:
         """Refuse models it was not made for.
