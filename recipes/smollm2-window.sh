@@ -6,7 +6,7 @@
 set -euo pipefail
 : "${RIDGEFIT:=ridgefit}" "${PYTHON:=python3}"
 : "${MODEL:=work/models/smollm2-135m-instruct}" "${OUT:=work/smollm2-window}"
-: "${SPLITS:=15 11 19 8}" "${PARTS:=needles nll,long ablations}"
+: "${SPLITS:=15 11 19 8}" "${PARTS:=needles nll,long ablations,rows}"
 : "${CALIBRATION:=bundled:calibration}" "${DEVELOPMENT:=bundled:development}"
 : "${FRACTION:=1}" "${BATCH:=4}" "${WINDOWS:=72}" "${SIDE:=0}" "${MORE:=}"
 recipes=$(dirname "$0")
@@ -25,7 +25,7 @@ maps() { # SPLIT: capture and solve
 part() { # SPLIT PART: one evaluation
   local at=$OUT/s$1 recipe=$recipes/smollm2-window-$2.yaml
   if [ -f "$at/$2/evaluation.json" ]; then return; fi
-  sed -e "s|bundled:development|$DEVELOPMENT|" "$recipe" > "$at/$2.yaml"
+  sed -e "s|bundled:development|$DEVELOPMENT|g" "$recipe" > "$at/$2.yaml"
   $RIDGEFIT eval "$MODEL" --recipe "$at/$2.yaml" --maps "$at/maps" --batch "$BATCH" --fraction "$FRACTION" \
     --quiet --out "$at/$2"
 }

@@ -18,7 +18,7 @@ from typing import Any
 
 from ridgefit.evaluate.intervals import bca
 
-PARTS = ("needles", "nll", "long", "ablations")
+PARTS = ("needles", "nll", "long", "ablations", "rows")
 PLAIN = "plain"
 RESAMPLES = 5000
 Scores = Mapping[str, Mapping[str, float | None]]
@@ -125,6 +125,8 @@ def main() -> None:
     folder: Path = parser.parse_args().folder
     for part in PARTS:
         cells = Cells(folder, part)
+        if cells.scores:
+            print(f"## {part}\n")
         for task in cells.scores:
             for line in table(cells, task, loss_cell if task.startswith("nll") else needle_cell):
                 print(line)

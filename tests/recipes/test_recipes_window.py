@@ -27,6 +27,7 @@ def test_every_arm_names_a_candidate_that_is_solved_from_what_is_captured() -> N
         "long",
         "needles",
         "nll",
+        "rows",
     ]
     named: set[str] = set()
     for path in parts:
