@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ridgefit.pipeline.fill import RidgeFill
+    from ridgefit.runtime.recall import Recall
 
 try:
     __version__ = version("ridgefit")
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
-__all__ = ["RidgeFill", "__version__"]
+__all__ = ["Recall", "RidgeFill", "__version__"]
 
-_LAZY = {"RidgeFill": "ridgefit.pipeline.fill"}
+_LAZY = {"Recall": "ridgefit.runtime.recall", "RidgeFill": "ridgefit.pipeline.fill"}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,8 @@ from ridgefit.errors import BadInput
 from ridgefit.maps.fingerprint import Fingerprint
 from ridgefit.maps.recall import PolicyManifest, RecallPolicy, RecallSettings
 from ridgefit.models.latent import LatentAttention
-from ridgefit.models.latentcache import LatentHooks, LatentLayer
+from ridgefit.models.latentcache import LatentLayer
+from ridgefit.models.latenthooks import LatentHooks
 from ridgefit.models.load import LoadedLatent
 from ridgefit.runtime.recall.reader import PolicyReader
 from ridgefit.runtime.recall.tier import Tier
@@ -116,8 +117,9 @@ class Harvest:
     """
 
     def __init__(self, loaded: LoadedLatent, settings: RecallSettings) -> None:
-        # Without recall: basis and thresholds are what calibration is looking for.
-        alone = settings.model_copy(update={"recall": False, "placement": "device"})
+        # Without recall where basis and thresholds are what calibration is looking for.
+        own = settings.thresholds == "prompt"
+        alone = settings.model_copy(update={"recall": own, "placement": "device"})
         manifest = PolicyManifest(settings=alone, fingerprint=Fingerprint.of(loaded.identity()))
         self._inner = PolicyReader(RecallPolicy(manifest), loaded.latent.layers)
         self._layers = loaded.latent.layers

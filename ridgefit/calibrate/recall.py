@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from ridgefit.runtime.recall import require_premise, selector_of
 from ridgefit.runtime.recall.attend import Archive, trigger
 from ridgefit.runtime.recall.conformal import Evidence, Thresholds, calibrated, evidence
 from ridgefit.runtime.recall.sketch import fitted_basis, sketch
+from ridgefit.runtime.recall.tier import Frozen
 from ridgefit.versions import library_versions
 
 Progress = Callable[[int, int, str], None]
@@ -32,7 +34,8 @@ def calibrate_recall(
     """Fit a policy's thresholds to the queries of documents, and freeze it if it keeps its promise.
 
     Each document's first `tokens` are read densely and parted; the `queries` tokens after them are what the
-    archive will be asked by. Some documents calibrate, the others only judge.
+    archive will be asked by. Some documents calibrate, the others only judge. Where each prompt finds its own
+    thresholds, from the queries of its second half, every document judges.
 
     Args:
         loaded: the model.
@@ -65,11 +68,15 @@ def calibrate_recall(
         contexts.append(read_context(loaded, ids, settings.queries, policy))
         if progress:
             progress(done, len(ordered), name)
+    own = policy.thresholds == "prompt"
     layers: dict[int, LayerThresholds] = {}
     bases: dict[int, Tensor] = {}
     for index, attention in loaded.latent.layers.items():
         seen = [context[index] for context in contexts]
-        bases[index], layers[index] = _layer(seen[judged:], seen[:judged], policy, attention.scale)
+        if own:
+            layers[index] = _judged(seen, policy, attention.scale)
+        else:
+            bases[index], layers[index] = _layer(seen[judged:], seen[:judged], policy, attention.scale)
     _require_recall(layers, policy)
     found = RecallPolicy(
         PolicyManifest(
@@ -79,7 +86,7 @@ def calibrate_recall(
             probe=spread,
             provenance={
                 "documents": {name: sha256_bytes(ids.numpy().tobytes()) for name, ids in ordered},
-                "judged": [name for name, _ in ordered[:judged]],
+                "judged": [name for name, _ in (ordered if own else ordered[:judged])],
                 "tokens": settings.tokens,
                 "queries": settings.queries,
                 "versions": library_versions(),
@@ -129,21 +136,24 @@ def _layer(
             gate=policy.gate,
             gate_off=policy.gate_off,
         )
-    return basis, _judged([c for c in kept_back if c.tier.archived], basis, limits, policy, scale)
+    frozen = Frozen(basis, limits)
+    told = [replace(context, tier=replace(context.tier, frozen=frozen)) for context in kept_back]
+    return basis, _judged(told, policy, scale)
 
 
-def _judged(
-    contexts: Iterable[LayerContext], basis: Tensor, limits: Thresholds, policy: RecallSettings, scale: float
-) -> LayerThresholds:
-    """How often held-out queries find their best row, and what that costs."""
+def _judged(contexts: Iterable[LayerContext], policy: RecallSettings, scale: float) -> LayerThresholds:
+    """How often later queries find their best row with their context's thresholds, and what that costs."""
+    own_each = policy.thresholds == "prompt"
     pairs = hard = own = union = fired = steps = fetched = archived = 0
-    count = 0
+    used: list[Thresholds] = []
     for context in contexts:
         tier = context.tier
-        if tier.archive is None:
+        if tier.archive is None or tier.frozen is None or not tier.archived:
             continue
+        basis, limits = tier.frozen.basis, tier.frozen.thresholds
+        used.append(limits)
         rows = context.rows[tier.archive].float()
-        archive = Archive(tier.archive, sketch(rows, basis), basis, limits, lambda numbers: numbers)
+        archive = Archive(tier.archive, sketch(rows, basis), basis, limits, lambda numbers: lambda: numbers)
         near = scale * context.queries @ context.rows[context.attended].float().T
         near = near.masked_fill(~context.attended_seen, -torch.inf)
         asked, _ = trigger(context.queries, near, archive, policy, scale)
@@ -161,12 +171,13 @@ def _judged(
         steps += wanted.shape[0]
         fetched += int(wanted.sum())
         archived += tier.archived
-        count += 1
+    count = len(used)
+    gates = [limits.gate for limits in used if limits.gate is not None]
     return LayerThresholds(
-        z=limits.z,
-        gate=limits.gate,
-        queries=limits.queries,
-        hard=limits.hard,
+        z=sum(limits.z for limits in used) / count if count else policy.z_max,
+        gate=sum(gates) / count if count and len(gates) == count else None,
+        queries=sum(limits.queries for limits in used) if own_each else used[0].queries if used else 0,
+        hard=sum(limits.hard for limits in used) if own_each else used[0].hard if used else 0,
         held_out=pairs,
         held_out_hard=hard,
         recall=own / hard if hard else None,

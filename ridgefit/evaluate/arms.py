@@ -60,15 +60,23 @@ class Arm:
         return max(self.sink_rows, sinks_in(self.rows))
 
     def applied(
-        self, model: Any, task_tail: int, tokenizer: Any = None
+        self, model: Any, task_tail: int, tokenizer: Any = None, *, prompt_tokens: int | None = None
     ) -> AbstractContextManager[FillReport | None]:
-        """Apply the arm to a model; the exact arm is the model untouched."""
+        """Apply the arm to a model; the exact arm is the model untouched.
+
+        Args:
+            model: the model.
+            task_tail: exact rows where the arm names none.
+            tokenizer: the model's, for selectors of rows.
+            prompt_tokens: length of prompts that arrive in parts, see `RidgeFill.applied`.
+        """
         if self.fill is None:
             return nullcontext()
         return self.fill.applied(
             model,
             tail=self.tail_of(task_tail),
             sink_rows=self.sink_rows,
+            prompt_tokens=prompt_tokens,
             rows=self.selectors or None,
             tokenizer=tokenizer,
             corrections=self.corrections,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,12 +68,21 @@ def card(config: RepoConfig, about: About, fits: Mapping[int, Mapping[str, Any]]
     Raises:
         BadInput: the metadata does not pass the Hub client's own check.
     """
-    text = f"---\n{_yaml(metadata(config, about))}---\n" + "\n".join(_body(config, about, fits)) + "\n"
+    return document(config, about, _body(config, about, fits), _TAGS)
+
+
+def document(config: RepoConfig, about: About, body: Iterable[str], tags: Sequence[str]) -> str:
+    """Metadata and body as one README.md.
+
+    Raises:
+        BadInput: the metadata does not pass the Hub client's own check.
+    """
+    text = f"---\n{_yaml(metadata(config, about, tags))}---\n" + "\n".join(body) + "\n"
     _require_valid(text, about)
     return text
 
 
-def metadata(config: RepoConfig, about: About) -> dict[str, Any]:
+def metadata(config: RepoConfig, about: About, tags: Sequence[str] = _TAGS) -> dict[str, Any]:
     """The card's metadata."""
     found: dict[str, Any] = {
         "base_model": config.base_model,
@@ -84,7 +93,7 @@ def metadata(config: RepoConfig, about: About) -> dict[str, Any]:
     }
     if about.datasets:
         found["datasets"] = list(about.datasets)
-    return found | {"tags": list(_TAGS)}
+    return found | {"tags": list(tags)}
 
 
 def _body(config: RepoConfig, about: About, fits: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
@@ -111,7 +120,7 @@ def _body(config: RepoConfig, about: About, fits: Mapping[int, Mapping[str, Any]
         )
     )
     yield "\n## Maps\n"
-    yield _table(_SPLIT_HEADS, [_split_row(config, split, fits.get(split, {})) for split in config.splits])
+    yield table(_SPLIT_HEADS, [_split_row(config, split, fits.get(split, {})) for split in config.splits])
     yield "\n## Results\n"
     yield (
         about.results
@@ -176,7 +185,8 @@ def _limits(config: RepoConfig, about: About) -> Iterator[str]:
     )
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
     lines = [heads, ["---", *("---:" for _ in heads[1:])], *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 

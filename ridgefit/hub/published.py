@@ -23,6 +23,9 @@ from ridgefit.maps.folder import MANIFEST
 from ridgefit.maps.format1 import MANIFEST as FOLDER_MANIFEST
 from ridgefit.maps.format1 import read_manifest as read_folder
 from ridgefit.maps.mapset import contiguous
+from ridgefit.maps.names import parse_features_text
+from ridgefit.maps.recall import POLICY
+from ridgefit.maps.refresh import CONTROLLER
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
 _PATH = re.compile(rf"(?:(?P<folder>{_PART})/)?(?P<name>{_PART})")
@@ -40,7 +43,8 @@ class PublishedMaps:
         layout: how it is stored.
         root: path of the file or folder within the repository; "" is the top.
         layers: late layers.
-        shape: rows and columns of a map.
+        shape: rows and columns of the first layer's map.
+        features: what the maps read, in order.
         files: what has to be fetched.
     """
 
@@ -49,6 +53,7 @@ class PublishedMaps:
     root: str
     layers: range
     shape: tuple[int, int]
+    features: tuple[str, ...]
     files: tuple[RemoteFile, ...]
 
     @property
@@ -59,7 +64,8 @@ class PublishedMaps:
 
 def is_foreign(files: Mapping[str, RemoteFile]) -> bool:
     """Whether `ridgefit push` did not write a repository; one of ours that lost a file is not foreign."""
-    return MANIFEST not in files and any(path.endswith((".safetensors", FOLDER_MANIFEST)) for path in files)
+    tensors = (path for path in files if path.endswith((".safetensors", FOLDER_MANIFEST)))
+    return not {MANIFEST, POLICY, CONTROLLER} & set(files) and any(tensors)
 
 
 def published_maps(
@@ -130,7 +136,7 @@ def cached_maps(folder: Path) -> dict[int, Path]:
     Raises:
         BadInput: a file in it is damaged.
     """
-    if (folder / MANIFEST).exists():
+    if any((folder / name).exists() for name in (MANIFEST, POLICY, CONTROLLER)):
         return {}
     found: dict[int, Path] = {}
     for item in [folder, *sorted(folder.glob("*")), *sorted(folder.glob("*/*.safetensors"))]:
@@ -170,7 +176,7 @@ def _source(hub: Hub, ref: RepoRef, sha: str, file: RemoteFile) -> PublishedMaps
         BadInput: it holds other tensors.
     """
     _judged(file.path, ref)
-    _, tensors = remote_header(hub, ref.name, sha, file)
+    metadata, tensors = remote_header(hub, ref.name, sha, file)
     found = {int(match[1]): name for name in tensors if (match := _LAYER.fullmatch(name))}
     if not found:
         raise BadInput(f"{file.path} of {ref} holds no maps", _MEND)
@@ -178,7 +184,10 @@ def _source(hub: Hub, ref: RepoRef, sha: str, file: RemoteFile) -> PublishedMaps
     shape = tensors[found[layers.start]].shape
     if len(shape) != 2:
         raise BadInput(f"{file.path} of {ref} holds a map of shape {shape}", _MEND)
-    return PublishedMaps(layers.start, "source", file.path, layers, (shape[0], shape[1] - 1), (file,))
+    features = parse_features_text(metadata.get("features", "state:1"), f"{file.path} of {ref}")
+    return PublishedMaps(
+        layers.start, "source", file.path, layers, (shape[0], shape[1] - 1), features, (file,)
+    )
 
 
 def _format1(hub: Hub, ref: RepoRef, sha: str, files: Mapping[str, RemoteFile], folder: str) -> PublishedMaps:
@@ -207,7 +216,8 @@ def _format1(hub: Hub, ref: RepoRef, sha: str, files: Mapping[str, RemoteFile], 
     shape = tensors[part].shape if part in tensors else ()
     if len(shape) != 2:
         raise BadInput(f"{first.path} of {ref} holds no map {part}", "do not use it")
-    return PublishedMaps(layers.start, "format1", folder, layers, (shape[0], shape[1]), tuple(own))
+    features = tuple(listed.manifest.get("features") or ("state",))
+    return PublishedMaps(layers.start, "format1", folder, layers, (shape[0], shape[1]), features, tuple(own))
 
 
 def _judged(path: str, ref: RepoRef) -> None:

@@ -100,7 +100,7 @@ def _foreign(hub: Hub, ref: RepoRef, sha: str, files: dict[str, RemoteFile]) -> 
                 "path": maps.root,
                 "layers": [split, maps.layers.stop],
                 "shape": list(maps.shape),
-                "features": ["state"],
+                "features": list(maps.features),
                 "bytes": maps.size,
             }
             for split, maps in sorted(published_maps(hub, ref, sha, files).items())

@@ -99,7 +99,7 @@ class LayerThresholds(_Frozen):
     """What calibration found for one layer.
 
     Attributes:
-        z: factor on the certificate.
+        z: factor on the certificate; the mean over held-out documents where each prompt finds its own.
         gate: entropy in nats above which a head scans; None leaves the gate open.
         queries: (position, head) pairs that z and gate rest on.
         hard: of those, pairs whose best row is archived.
@@ -132,7 +132,7 @@ class PolicyManifest(_Frozen):
         format: 1.
         settings: what the policy does.
         fingerprint: of the model.
-        layers: thresholds by layer number; empty where each request finds its own.
+        layers: thresholds and what they reached, by layer number; empty for a policy that was not judged.
         probe: largest spread of one vector's branch over positions, by layer.
         provenance: documents, tokens and versions behind the thresholds.
     """
@@ -190,7 +190,7 @@ class RecallPolicy:
             where = ".".join(str(part) for part in first["loc"])
             raise BadInput(f"{path} is not a readable policy ({where}: {first['msg']})") from error
         bases = {}
-        if manifest.layers:
+        if manifest.layers and manifest.settings.thresholds == "policy":
             file = TensorFile(folder / TENSORS)
             for layer in manifest.layers:
                 entry = file.tensors.get(f"layer.{layer}")

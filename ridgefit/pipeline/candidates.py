@@ -101,7 +101,8 @@ class SplitSolver:
         for name, width in zip(captured, FeatureList(captured).widths(self._shape), strict=True):
             self._columns[name] = range(start, start + width)
             start += width
-        self._blocks: dict[tuple[str, ...], _Block] = {}
+        self._fits: dict[tuple[str, ...], RidgeFit] = {}
+        self._known: dict[tuple[str, ...], _Judged] = {}
         self._directions: tuple[CandidateSettings, Directions] | None = None
 
     def solve(self, candidate: CandidateSettings) -> Solved:
@@ -112,12 +113,15 @@ class SplitSolver:
         """
         require_solvable([candidate], tuple(self._columns), self._port, [self.split])
         wide = wide_layers(candidate, self.split, self._late)
-        block = self._block(candidate.features)
-        energy, fit, scores, scored = None, block.report, block.scores, list(range(self._late))
+        full = self._judged(candidate.features)
+        energy, fit, scores, scored = None, full.report, full.scores, list(range(self._late))
         if candidate.rank is not None:
             found = self._directed(candidate)
             basis = found.bottleneck(candidate.rank)
-            through = RidgeFit(projected(block.fit.sums, self._port.hidden, basis), self._settings.penalty)
+            through = RidgeFit(
+                projected(self._fit(candidate.features).sums, self._port.hidden, basis),
+                self._settings.penalty,
+            )
             fit = through.report(self._settings.alphas, residuals=False)
             scored = wide
             scores = self._held.score(
@@ -148,7 +152,7 @@ class SplitSolver:
                     for part in (keys, values, inputs)
                 )
             ),
-            identity=block.scores.identity,
+            identity=full.scores.identity,
             scored_rows=scores.rows,
             wide=tuple(wide),
             macs=self.macs(candidate),
@@ -158,14 +162,15 @@ class SplitSolver:
     def maps(self, solved: Solved, defaults: Defaults) -> MapSet:
         """The maps of a solved candidate; each is solved again when it is read, so that one is in memory."""
         candidate, hidden = solved.settings, self._port.hidden
-        block = self._block(candidate.features)
-        fit, bottleneck = block.fit, None
+        fit, bottleneck = self._fit(candidate.features), None
         if candidate.rank is not None:
             basis = self._directed(candidate).bottleneck(candidate.rank)
-            fit = RidgeFit(projected(block.fit.sums, hidden, basis), self._settings.penalty)
+            fit = RidgeFit(
+                projected(self._fit(candidate.features).sums, hidden, basis), self._settings.penalty
+            )
             bottleneck = Bottleneck.of(basis)
         narrow = tuple(self.split + at for at in range(self._late) if at not in solved.wide)
-        plain = self._block(PLAIN_MAPS.features).fit if narrow else fit
+        plain = self._fit(PLAIN_MAPS.features) if narrow else fit
 
         def read(layer: int) -> LayerMap:
             at = layer - self.split
@@ -197,38 +202,47 @@ class SplitSolver:
             features=features.macs(self._shape),
         )
 
-    def _block(self, features: tuple[str, ...]) -> _Block:
-        """Fit and scores of maps that read `features` in full; besides the plain ones, one is kept."""
-        if features not in self._blocks:
-            for names in [names for names in self._blocks if PLAIN_MAPS.features not in (names, features)]:
-                del self._blocks[names]
+    def _fit(self, features: tuple[str, ...]) -> RidgeFit:
+        """Fit of maps that read `features` in full; besides the plain one, one is kept."""
+        if features not in self._fits:
+            for names in [names for names in self._fits if PLAIN_MAPS.features not in (names, features)]:
+                del self._fits[names]
             columns = self._columns_of(features)
-            everything = columns == list(range(self._sums.sxx.shape[0]))
-            fit = RidgeFit(
-                self._sums if everything else selected(self._sums, columns), self._settings.penalty
-            )
-            report = fit.report(self._settings.alphas)
+            sums = self._sums if self._is_everything(columns) else selected(self._sums, columns)
+            self._fits[features] = RidgeFit(sums, self._settings.penalty)
+        return self._fits[features]
+
+    def _judged(self, features: tuple[str, ...]) -> _Judged:
+        """Every penalty of maps that read `features` in full, scored once."""
+        if features not in self._known:
+            fit = self._fit(features)
             scores = self._held.score(
                 self.split,
                 fit.candidates(self._settings.alphas),
-                read=None if everything else self._reader(features),
+                read=None if self._is_everything(self._columns_of(features)) else self._reader(features),
                 progress=self._progress,
             )
-            self._blocks[features] = _Block(fit, report, scores)
-        return self._blocks[features]
+            self._known[features] = _Judged(fit.report(self._settings.alphas), scores)
+        return self._known[features]
+
+    def _is_everything(self, columns: Sequence[int]) -> bool:
+        return list(columns) == list(range(self._sums.sxx.shape[0]))
 
     def _directed(self, candidate: CandidateSettings) -> Directions:
         """Directions of a candidate's features; those of another rank are the same."""
         key = candidate.model_copy(update={"rank": None, "name": None})
         if self._directions is None or self._directions[0] != key:
-            block, wide = self._block(candidate.features), wide_layers(candidate, self.split, self._late)
-            found = block.scores.candidates
+            wide = wide_layers(candidate, self.split, self._late)
+            found = self._judged(candidate.features).scores.candidates
             alpha = choose(
                 {alpha: [scores.keys[at] for at in wide] for alpha, scores in found.items()},
                 {alpha: [scores.values[at] for at in wide] for alpha, scores in found.items()},
             ).alphas[0]
             metrics = {at: self._metric(at, candidate) for at in wide}
-            self._directions = (key, directions(block.fit, self._port.hidden, alpha, metrics))
+            self._directions = (
+                key,
+                directions(self._fit(candidate.features), self._port.hidden, alpha, metrics),
+            )
         return self._directions[1]
 
     def _metric(self, at: int, candidate: CandidateSettings) -> Tensor:
@@ -273,7 +287,7 @@ class SplitSolver:
             part: keys, values or inputs.
         """
         places = {at: place for place, at in enumerate(scored) if at in wide}
-        others = scores if len(places) == self._late else self._block(PLAIN_MAPS.features).scores
+        others = scores if len(places) == self._late else self._judged(PLAIN_MAPS.features).scores
 
         def cosine(alpha: float, at: int) -> float:
             found, place = (scores, places[at]) if at in places else (others, at)
@@ -283,15 +297,13 @@ class SplitSolver:
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Maps that read some features in full.
+class _Judged:
+    """What maps that read some features in full are worth.
 
     Attributes:
-        fit: their fit.
         report: of every penalty.
         scores: of every penalty, on held-out rows.
     """
 
-    fit: RidgeFit
     report: FitReport
     scores: CandidateScores

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
 from ridgefit import cost
-from ridgefit.corpus import Document
-from ridgefit.corpus.encoding import Encoder
 from ridgefit.errors import BadInput
 from ridgefit.evaluate.arms import Arm, resolve_arm
 from ridgefit.hub import local_maps
 from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.plan import find_config
+from ridgefit.pipeline.prompting import Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
 from ridgefit.recipe import ArmSettings, GenerateSettings, ModelSettings
 from ridgefit.runtime import FillReport
 from ridgefit.versions import peak_memory
@@ -69,28 +67,30 @@ def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
     """
     if settings.maps is not None:
         settings = settings.model_copy(update={"maps": local_maps(settings.maps, settings.split)})
-    text = _prompt_text(settings)
+    text = prompt_text(settings)
     arm, tail = _arm(cost.shape_from_config(find_config(model.model, weights=True)).layers, settings)
     loaded = load_model(**model.load_options())
-    ids = _prompt_ids(loaded, text, settings)
+    ids = prompt_ids(loaded, text, settings)
     warnings = list(arm.fill.check(loaded.port, loaded.tokenizer)) if arm.fill else []
     if arm.fill and ids.shape[1] <= tail + arm.sink_rows:
         warnings.append(
             f"the prompt's {ids.shape[1]} tokens are no more than the tail of {tail} and "
             f"{arm.sink_rows} sink rows, so every row is exact"
         )
-    clock = _Clock()
+    clock = Clock()
+    parts = ids.shape[1] if settings.prefill_chunk else None
     torch.manual_seed(settings.seed)  # transformers samples from the global generator
     started = time.perf_counter()
-    with torch.no_grad(), _applied(arm, loaded, tail) as report:
+    with torch.no_grad(), _applied(arm, loaded, tail, parts) as report:
         sequence = loaded.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=settings.new_tokens,
             streamer=clock,
-            logits_processor=[_numbers],
-            pad_token_id=_pad(loaded.tokenizer),
-            **_sampling(settings.temperature),
+            **_in_parts(settings.prefill_chunk),
+            logits_processor=[numbers],
+            pad_token_id=pad_id(loaded.tokenizer),
+            **sampling(settings.temperature),
         )
     seconds = time.perf_counter() - started
     new = sequence[0, ids.shape[1] :]
@@ -111,37 +111,17 @@ def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
     )
 
 
-def _numbers(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """`scores` as they are: a model that has overflowed would go on to say something all the same."""
-    if scores.isnan().any():
-        raise BadInput(
-            f"the model's scores after {ids.shape[1]} tokens are not numbers",
-            "run `ridgefit doctor` on it, or load it with --dtype bfloat16 or float32",
-        )
-    return scores
+def _applied(
+    arm: Arm, loaded: LoadedModel, tail: int, prompt_tokens: int | None
+) -> AbstractContextManager[FillReport | None]:
+    if arm.fill is None:
+        return nullcontext()
+    return arm.applied(loaded.model, tail, loaded.tokenizer, prompt_tokens=prompt_tokens)
 
 
-@dataclass
-class _Clock:
-    """A streamer that only notes when the first new token arrives; the prompt itself comes first."""
-
-    times: list[float] = field(default_factory=list)
-
-    def put(self, value: Any) -> None:
-        """Called with the prompt, then with every token."""
-        del value
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        """Called after the last token."""
-
-    @property
-    def first(self) -> float:
-        return self.times[1]
-
-
-def _applied(arm: Arm, loaded: LoadedModel, tail: int) -> AbstractContextManager[FillReport | None]:
-    return arm.applied(loaded.model, tail, loaded.tokenizer) if arm.fill else nullcontext()
+def _in_parts(chunk: int | None) -> dict[str, Any]:
+    """Options of transformers' own chunked prefill, which must not be compiled where a fill acts."""
+    return {} if chunk is None else {"prefill_chunk_size": chunk, "disable_compile": True}
 
 
 def _arm(n_layers: int, settings: GenerateSettings) -> tuple[Arm, int]:
@@ -165,57 +145,3 @@ def _arm(n_layers: int, settings: GenerateSettings) -> tuple[Arm, int]:
     if tail is None:
         raise BadInput(f"arm '{arm.label}' has no tail and the maps suggest none", "pass --tail")
     return arm, tail
-
-
-def _prompt_text(settings: GenerateSettings) -> str:
-    text = settings.prompt
-    if settings.prompt_file is not None:
-        try:
-            text = settings.prompt_file.read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise BadInput(f"prompt file {settings.prompt_file} does not exist") from error
-        except (UnicodeDecodeError, IsADirectoryError) as error:
-            raise BadInput(f"prompt file {settings.prompt_file} is not UTF-8 text ({error})") from error
-    if not text or not text.strip():
-        raise BadInput("the prompt is empty", "pass --prompt or --prompt-file with text")
-    return text
-
-
-def _prompt_ids(loaded: LoadedModel, text: str, settings: GenerateSettings) -> torch.Tensor:
-    """`[1, tokens]` on the model's device."""
-    longest = int(getattr(loaded.port.config, "max_position_embeddings", 0)) or 1 << 30
-    tokens = _chat_ids(loaded, text) if settings.chat else _plain_ids(loaded, text, longest)
-    if len(tokens) + settings.new_tokens > longest:
-        raise BadInput(
-            f"{len(tokens)} prompt tokens and {settings.new_tokens} new ones pass the {longest} positions "
-            "this model was made for",
-            "shorten the prompt or lower --new-tokens",
-        )
-    return torch.tensor([tokens], dtype=torch.long, device=loaded.port.device)
-
-
-def _plain_ids(loaded: LoadedModel, text: str, longest: int) -> list[int]:
-    document = Document(text=text, source="the prompt")
-    return [int(token) for token in Encoder(loaded.tokenizer, longest + 1).encode([document])[0].ids]
-
-
-def _chat_ids(loaded: LoadedModel, text: str) -> list[int]:
-    if not getattr(loaded.tokenizer, "chat_template", None):
-        raise BadInput("the tokenizer has no chat template", "leave --chat out")
-    rendered = loaded.tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
-    )
-    # The template writes its own BOS; the tokenizer's would be a second one.
-    return list(loaded.tokenizer(rendered, add_special_tokens=False)["input_ids"])
-
-
-def _sampling(temperature: float) -> dict[str, Any]:
-    if temperature == 0:
-        return {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-    return {"do_sample": True, "temperature": temperature}
-
-
-def _pad(tokenizer: Any) -> int | None:
-    pad: int | None = tokenizer.pad_token_id
-    eos: int | None = tokenizer.eos_token_id
-    return eos if pad is None else pad

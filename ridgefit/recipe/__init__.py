@@ -24,6 +24,10 @@ from ridgefit.recipe.base import Settings as Settings
 from ridgefit.recipe.costing import BenchPrefillSettings as BenchPrefillSettings
 from ridgefit.recipe.costing import MapReadsSettings as MapReadsSettings
 from ridgefit.recipe.costing import PlanSettings as PlanSettings
+from ridgefit.recipe.drafting import AcceptanceSettings as AcceptanceSettings
+from ridgefit.recipe.drafting import CalibrateRefreshSettings as CalibrateRefreshSettings
+from ridgefit.recipe.drafting import DraftGenerateSettings as DraftGenerateSettings
+from ridgefit.recipe.drafting import TrainDraftSettings as TrainDraftSettings
 from ridgefit.recipe.recall import CalibrateRecallSettings as CalibrateRecallSettings
 from ridgefit.recipe.recall import RecallEvalSettings as RecallEvalSettings
 from ridgefit.recipe.rows import RowsField
@@ -179,16 +183,14 @@ class CopyingSettings(Settings):
         return self.asked * max(self.length, 64)
 
 
-Task = Annotated[
-    NllSettings | NeedleSettings | NeedleTwoTurnSettings | AgreementSettings | CopyingSettings,
-    Field(discriminator="task"),
-]
+FillTask = NllSettings | NeedleSettings | NeedleTwoTurnSettings | AgreementSettings | CopyingSettings
+Task = Annotated[FillTask | AcceptanceSettings, Field(discriminator="task")]
 
 
 class EvalSettings(Settings):
     """Arms x tasks, every arm paired with exact in the same process."""
 
-    arms: tuple[ArmSettings, ...] = Field(min_length=1, description="arms, each paired with exact")
+    arms: tuple[ArmSettings, ...] = Field((), description="arms, each paired with exact; not for acceptance")
     sink_effect: bool = Field(
         True, description="beside each plain ridge arm, the same with 4 exact first rows: what they are worth"
     )
@@ -199,12 +201,18 @@ class EvalSettings(Settings):
     )
     auto_share: float = Field(0.1, gt=0, le=1, description="auto-rows: rows, as a share of the prompt")
     tasks: tuple[Task, ...] = Field(
-        min_length=1, description="nll, needle, needle-two-turn, agreement, copying, with their settings"
+        min_length=1,
+        description="nll, needle, needle-two-turn, agreement, copying, acceptance, with their settings",
     )
     batch: int = Field(1, ge=1, description="samples scored at once; more suit a GPU")
     fraction: float = Field(1.0, gt=0, le=1, description="share of each task's samples, for small machines")
     resamples: int = Field(5000, ge=100, description="bootstrap resamples behind each interval")
     seed: int = Field(0, ge=0, description="seed of prompts and resamples")
+
+    @property
+    def fill_tasks(self) -> tuple[FillTask, ...]:
+        """Tasks that judge arms."""
+        return tuple(task for task in self.tasks if not isinstance(task, AcceptanceSettings))
 
 
 class RunRecipe(Settings):
@@ -225,6 +233,8 @@ class RunRecipe(Settings):
 
     @model_validator(mode="after")
     def _features_are_captured(self) -> RunRecipe:
+        if any(isinstance(task, AcceptanceSettings) for task in self.evaluate.tasks):
+            raise ValueError("a run judges arms; measure acceptance by `ridgefit eval`")
         named = () if self.solve.auto else self.solve.features or ()
         for name in (*named, *(name for c in self.solve.candidates for name in c.features)):
             if name not in self.capture.features:
@@ -272,12 +282,16 @@ class GenerateSettings(Settings):
     prompt_file: Path | None = Field(None, description="UTF-8 file that holds the prompt")
     chat: bool = Field(False, description="put the prompt into the chat template as a user's turn")
     maps: Path | None = Field(None, description="maps folder, source file, format-1 folder or Hub name")
+    policy: Path | None = Field(None, description="recall policy folder, in place of maps")
     arm: ArmKind = Field("ridge", description="what the late layers of a prefix row compute")
     split: int | None = Field(None, ge=1, description="split layer; default: the maps' only one")
     tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer")
     sink_rows: int | None = Field(None, ge=0, description="first prompt rows that run every layer")
     rows: RowsField = Field((), description="selectors of further prefix rows that run every layer")
     new_tokens: int = Field(64, ge=1, description="tokens to generate at most")
+    prefill_chunk: int | None = Field(
+        None, ge=1, description="read the prompt in parts of so many tokens, to save memory"
+    )
     temperature: float = Field(0.0, ge=0, description="0 is greedy")
     seed: int = Field(0, ge=0, description="seed of sampling")
 
@@ -291,7 +305,9 @@ class GenerateSettings(Settings):
 class PushSettings(Settings):
     """`ridgefit push`: maps made into a repository, judged, and published in one commit."""
 
-    maps: Path = Field(description="maps folder, source file, format-1 folder, or a repository made before")
+    maps: Path = Field(
+        description="maps folder, source file, format-1 folder, recall policy, or a repository made before"
+    )
     repo: str = Field(description="Hub name 'org/name'")
     revision: str = Field("main", description="branch that moves; made from main if it is new")
     tag: str | None = Field(

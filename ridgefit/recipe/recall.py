@@ -36,6 +36,9 @@ class CalibrateRecallSettings(Settings):
     top_rows: int | None = Field(None, ge=1, description="rows one head may ask for in a step; default: any")
     cap: int = Field(4096, ge=0, description="rows fetched in a step above which it attends to everything")
     placement: Literal["device", "host"] = Field("device", description="where archived rows lie")
+    thresholds: Literal["policy", "prompt"] = Field(
+        "policy", description="freeze thresholds, or let each request find its own from its prompt"
+    )
     target: float = Field(0.90, gt=0, lt=1, description="share of hard queries whose best row is fetched")
     conformal: Literal["max1", "true"] = Field(
         "max1", description="calibrate against the best kept row, or against the row's own score"

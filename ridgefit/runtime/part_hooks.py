@@ -83,7 +83,9 @@ class PartApplication(Application):
             if self._tokens <= self._tail:
                 self.report.exact += 1
                 return
-            self.report.filled += not self._plumb
+            if not self._plumb:
+                self.report.filled += 1
+                self.report.prompts += call.batch
         if progress is None:
             return
         if progress.seen != held:

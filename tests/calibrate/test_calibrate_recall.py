@@ -120,6 +120,27 @@ def test_a_policy_keeps_what_was_measured(loaded: LoadedLatent, texts: Path, tmp
     assert layer.held_out == 4 * 24 * 3
 
 
+def test_prompts_can_find_their_own_thresholds(loaded: LoadedLatent, texts: Path, tmp_path: Path) -> None:
+    """What is reported is what the runtime finds on the same documents, prompt by prompt."""
+    wanted_here = wanted(texts, contexts=4, thresholds="prompt", target=0.5)
+    policy = calibrate_recall(loaded, wanted_here, tmp_path / "policy")
+    assert not policy.bases
+    assert len(policy.manifest.provenance["judged"]) == 4
+    recall = Recall.load(tmp_path / "policy")
+    factors, fetched = [], []
+    for _, ids in documents_of(loaded, [str(texts)], "text", 152, 4):
+        with torch.no_grad(), recall.applied(loaded.model, several=True) as report:
+            cache = DynamicCache(config=loaded.model.config)
+            loaded.model(ids[None, :128], cache=cache)
+            loaded.model(ids[None, 128:], cache=cache)
+        factors.append(report.layers[1].z)
+        fetched += report.layers[1].fetched
+    layer = policy.manifest.layers[1]
+    assert layer.z == pytest.approx(sum(factors) / 4, abs=1e-3)
+    assert layer.rows_per_step == pytest.approx(sum(fetched) / len(fetched), rel=0.02)
+    assert layer.held_out == 4 * 24 * 3
+
+
 def test_the_same_input_gives_the_same_bytes(loaded: LoadedLatent, texts: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         calibrate_recall(loaded, wanted(texts, contexts=4), tmp_path / name)
@@ -183,3 +204,35 @@ def test_policies_on_disk_are_checked(loaded: LoadedLatent, texts: Path, tmp_pat
     path.write_text(text.replace('"3": {', '"2": {'))
     with pytest.raises(BadInput, match="no fp32 basis for layer 2"):
         RecallPolicy.load(tmp_path / "policy")
+
+
+def test_generate_reads_through_a_policy(
+    folders: dict[str, Path],
+    loaded: LoadedLatent,
+    texts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The command gives what plain `generate` gives under the policy, and says what steps read."""
+    calibrate_recall(loaded, wanted(texts, contexts=4), tmp_path / "policy")
+    prompt = json.loads(texts.read_text().splitlines()[0])["text"]
+    words = [
+        "generate",
+        str(folders["kimi_linear"]),
+        "--policy",
+        str(tmp_path / "policy"),
+        "--new-tokens",
+        "8",
+    ]
+    assert main([*words, "--prompt", prompt, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    ids = torch.tensor([loaded.tokenizer(prompt)["input_ids"]])
+    with Recall.load(tmp_path / "policy").applied(loaded.model) as report:
+        want = loaded.model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+    assert shown["text"] == loaded.tokenizer.decode(want, skip_special_tokens=True)
+    assert shown["layers"]["1"]["fetched"] == sum(report.layers[1].fetched) / 7
+    assert shown["layers"]["1"]["archived"] > 100
+    assert main([*words, "--prompt", "short"]) == 0
+    assert "every step read everything" in capsys.readouterr().err
+    assert main([*words, "--prompt", prompt, "--maps", str(tmp_path)]) == 2
+    assert "not applied together" in capsys.readouterr().err

@@ -115,6 +115,8 @@ def test_generate(run: Run, text: Run, maps: Path, wide: Path, tmp_path: Path) -
     found = run(*line, "--device", "cpu")
     assert (found["split"], found["tail"], found["new_tokens"] <= 4) == (3, 8, True)
     assert found["rows_filled"] == found["prompt_tokens"] - 8
+    parts = run(*line, "--device", "cpu", "--prefill-chunk", 13)
+    assert (parts["text"], parts["rows_filled"]) == (found["text"], found["rows_filled"])
     out, err = text(*line, "--device", "cpu")
     assert out.strip() == found["text"].strip()
     assert "first token after" in err

@@ -24,7 +24,7 @@ from ridgefit.evaluate.recall.samples import document_samples, needle_samples
 from ridgefit.evaluate.recall.scoring import score_sample
 from ridgefit.maps.fingerprint import Fingerprint
 from ridgefit.maps.recall import LayerThresholds, PolicyManifest, RecallPolicy, RecallSettings
-from ridgefit.models.latentcache import LatentHooks
+from ridgefit.models.latenthooks import LatentHooks
 from ridgefit.models.load import LoadedLatent, load_latent
 from ridgefit.recipe import RecallEvalSettings
 from ridgefit.runtime.recall import SELECTORS, Recall

@@ -170,3 +170,29 @@ def test_verify_of_a_pull_of_one_split(server: Server, hub: Hub, repository: Pat
     assert [(line.subject, line.check) for line in failed] == [("s3", "present")]
     with pytest.raises(BadInput, match="holds no split 5, only 3, 4"):
         verify_files(tmp_path / "out", 5)
+
+
+@pytest.mark.parametrize("layout", ["source", "format1"])
+def test_a_bare_file_of_maps_that_read_more_says_so(
+    layout: str, server: Server, hub: Hub, tmp_path: Path
+) -> None:
+    unit = LayerMap(torch.eye(16, 16 + 4), torch.zeros(16))
+    maps = MapSet.of({4: unit, 5: unit}, features=("state", "previous-1"), bottleneck=torch.ones(16, 4))
+    if layout == "source":
+        write_source(tmp_path / "file", maps)
+        put(server, {"safetensors/m-s4.safetensors": ((tmp_path / "file").read_bytes(), True)})
+    else:
+        write_format1(tmp_path / "f", maps, int8=False)
+        put(
+            server,
+            {
+                f"maps/{i.name}": (i.read_bytes(), i.suffix == ".safetensors")
+                for i in (tmp_path / "f").iterdir()
+            },
+        )
+    assert look(REPO, hub)["splits"][4]["features"] == ["state", "previous-1"]
+    found = load_maps(local_maps(REPO, None, hub))
+    through = found.bottleneck_weight()
+    assert found.features == ("state", "previous-1")
+    assert through is not None
+    assert torch.equal(through, torch.ones(16, 4).bfloat16())

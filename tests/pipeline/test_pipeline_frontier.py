@@ -76,16 +76,18 @@ def test_the_cheapest_of_the_best_is_picked() -> None:
         # nothing to win
         ([score("plain", 0.97, 100), score("r", 1.0, 101, over=gain(0.03, 0.01))], 16, "plain maps copy 97%"),
         # the gain may be chance, or rests on one sample
-        ([PLAIN, score("r", 0.24, 101, over=gain(0.04, 0.05))], 16, "none copies more"),
+        ([PLAIN, score("r", 0.24, 101, over=gain(0.04, 0.05))], 16, "none copies 3 points more"),
         (
             [PLAIN, score("r", 0.9, 101, over=Gain(mean=0.7, low=None, high=None, n=1))],
             16,
-            "none copies more",
+            "none copies 3 points more",
         ),
-        ([PLAIN, score("r", 0.1, 101, over=gain(-0.1), loss=gain(-0.2))], 16, "none copies more"),
+        ([PLAIN, score("r", 0.1, 101, over=gain(-0.1), loss=gain(-0.2))], 16, "none copies 3 points more"),
+        # one of many beats plain by a point, as one of many will
+        ([PLAIN, score("r", 0.22, 101, over=gain(0.02, 0.01))], 16, "none copies 3 points more"),
         # it costs loss beyond the interval
         ([PLAIN, score("r", 0.9, 101, over=gain(0.7), loss=gain(0.1, 0.05))], 16, "the loss of each of 1"),
-        ([PLAIN], 16, "none copies more"),
+        ([PLAIN], 16, "none copies 3 points more"),
     ],
 )
 def test_plain_is_kept(found: list[CandidateScore], prompts: int, match: str) -> None:

@@ -112,7 +112,9 @@ def test_a_step_fetches_and_attends_as_written(
     seen = torch.ones(5, 12, dtype=torch.bool).tril(7)
     basis = fitted_basis(drawn(11, 40, LATENT), 6)
     numbers = torch.arange(100, 125)
-    archive = Archive(numbers, sketch(far, basis), basis, Thresholds(z, gate), lambda rows: far[rows - 100])
+    archive = Archive(
+        numbers, sketch(far, basis), basis, Thresholds(z, gate), lambda rows: lambda: far[rows - 100]
+    )
     settings = RecallSettings(top_rows=top, cap=cap)
     found = read(queries, near, seen, archive, settings, latent=LATENT, scale=SCALE)
     outputs, fetched = brute(queries, near, seen, far, basis, z, gate, top or 99, cap)

@@ -15,7 +15,8 @@ from ridgefit.errors import CheckFailed
 from ridgefit.evaluate.recall.arms import RecallArm
 from ridgefit.evaluate.recall.readers import PrefixReader, ShadowReader
 from ridgefit.evaluate.recall.samples import RecallSample
-from ridgefit.models.latentcache import LatentHooks, Reader, copied
+from ridgefit.models.latentcache import copied
+from ridgefit.models.latenthooks import LatentHooks, Reader
 from ridgefit.models.load import LoadedLatent
 from ridgefit.runtime.recall.reader import PolicyReader
 from ridgefit.runtime.recall.report import RecallReport

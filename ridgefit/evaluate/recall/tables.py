@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from ridgefit.evaluate.recall.result import ArmResult, Interval, RecallResult
-from ridgefit.evaluate.tables import Grid
+from ridgefit.evaluate.tables import Grid, markdown
 
 
 def recall_grids(result: RecallResult) -> list[Grid]:
     """All tables in order."""
     return [_gates(result), _quality(result), _costs(result)]
+
+
+def recall_markdown(result: RecallResult) -> list[str]:
+    """What was measured, as paragraphs and tables; every number is one of the result, rounded."""
+    versions = result.identity["versions"]
+    said = ", ".join(f"{name} {versions[name]}" for name in ("ridgefit", "torch", "transformers"))
+    found = [f"Measured on {result.identity['device']}, {said}. Intervals are 95 %: Wilson and bootstrap."]
+    for grid in recall_grids(result):
+        found += [f"### {grid.title}", markdown(grid)]
+    return found
 
 
 def _gates(result: RecallResult) -> Grid:

@@ -25,14 +25,14 @@ class Archive:
         entries: their index.
         basis: of the index.
         thresholds: of the layer.
-        fetch: row numbers -> rows `[rows, width]`, begun at once and possibly still on their way.
+        fetch: row numbers -> what waits for the rows `[rows, width]`; they are on their way at once.
     """
 
     rows: Tensor
     entries: Sketch
     basis: Tensor
     thresholds: Thresholds
-    fetch: Callable[[Tensor], Tensor]
+    fetch: Callable[[Tensor], Callable[[], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,11 @@ def read(
     overflowed = wanted.sum(-1) > settings.cap
     wanted = wanted | overflowed[:, None]
     columns = wanted.any(0).nonzero()[:, 0]
-    far = archive.fetch(archive.rows[columns]).float()  # on its way while the near part is finished
+    arriving = archive.fetch(archive.rows[columns])  # while the near part is finished
     most = scores.amax(-1, keepdim=True)
     weights = (scores - most).exp()
     near_sum, near_mean = weights.sum(-1, keepdim=True), weights @ near[:, :latent]
+    far = arriving().float()
     extra = (scale * queries @ far.T).masked_fill(~wanted[:, columns], -torch.inf)
     if columns.numel():
         new_most = torch.maximum(most, extra.amax(-1, keepdim=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -214,8 +214,8 @@ class PolicyReader:
             report.z, report.hard, report.gate = limits.z, limits.hard, limits.gate
 
 
-def _fetched(layer: LatentLayer, sequence: int, rows: Tensor) -> Tensor:
-    return layer.rows(sequence, layer.starts[sequence] + rows)
+def _fetched(layer: LatentLayer, sequence: int, rows: Tensor) -> Callable[[], Tensor]:
+    return layer.fetch(sequence, layer.starts[sequence] + rows)
 
 
 def _frozen(policy: RecallPolicy, layer: int) -> Frozen | None:

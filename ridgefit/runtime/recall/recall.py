@@ -13,7 +13,7 @@ from ridgefit.errors import BadInput
 from ridgefit.maps.fingerprint import Fingerprint
 from ridgefit.maps.recall import PolicyManifest, RecallPolicy, RecallSettings
 from ridgefit.models.latent import ROTATED, LatentModel
-from ridgefit.models.latentcache import LatentHooks
+from ridgefit.models.latenthooks import LatentHooks
 from ridgefit.runtime.recall.reader import PolicyReader
 from ridgefit.runtime.recall.report import RecallReport
 
