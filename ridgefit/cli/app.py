@@ -26,6 +26,7 @@ COMMANDS = {
     "generate": "Text with an arm applied, and the time to the first token.",
     "bench": "Speed side by side in one process.",
     "calibrate": "Data in, frozen policy file out.",
+    "train": "Train a draft for compressed caches.",
     "push": "Publish maps on the Hub: judged first, in one commit, hashes compared after.",
     "pull": "Fetch maps from the Hub, one commit, only the splits asked for, every hash compared.",
     "inspect": "What maps hold, in a folder or on the Hub; of the latter only headers are fetched.",

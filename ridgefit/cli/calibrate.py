@@ -9,7 +9,7 @@ import typer
 
 from ridgefit.cli.options import Out, command
 from ridgefit.cli.output import Output
-from ridgefit.recipe import CalibrateRecallSettings, ModelSettings
+from ridgefit.recipe import CalibrateRecallSettings, CalibrateRefreshSettings, ModelSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ridgefit.maps.recall import RecallPolicy
+    from ridgefit.maps.refresh import RefreshController
 
 
 def recall(model: ModelSettings, settings: CalibrateRecallSettings, out: Out, output: Output) -> None:
@@ -73,8 +74,41 @@ def _show_recall(console: Console, policy: RecallPolicy, out: Path) -> None:
     plain(console, f"next: ridgefit eval MODEL --policy {shlex.quote(str(out))} --out RESULTS")
 
 
+def refresh(model: ModelSettings, settings: CalibrateRefreshSettings, out: Out, output: Output) -> int:
+    """A controller of draft-cache refreshes from traces, tested once; exit status 1 if none passes."""
+    from ridgefit.calibrate.refresh import calibrate_refresh
+
+    with output.progress() as progress:
+        frozen = calibrate_refresh(model.load_options(), settings, out, progress=progress)
+    output.result(frozen, lambda console: _show_refresh(console, frozen, out))
+    return int(frozen.rule.kind == "none")
+
+
+def _show_refresh(console: Console, frozen: RefreshController, out: Path) -> None:
+    from ridgefit.cli.render import grid, plain
+
+    test = frozen.scores["test"]
+    rows = [("ada", test["ada"])] if "ada" in test else []
+    rows += list(test["controls"].items())
+    cells = [
+        (
+            name,
+            f"{row['al']:.3f}",
+            f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]",
+            f"{row['refreshes']:.1f}",
+            "" if row["ratio"] is None else f"{row['ratio']:.2f}",
+        )
+        for name, row in rows
+    ]
+    header = ("schedule", "AL", f"minus periodic {frozen.cache['every']}", "refreshes/1K", "times fewer")
+    console.print(grid(header, cells))
+    passed = f"{frozen.scores['passed']} of {frozen.scores['tried']} candidates passed the selection"
+    plain(console, f"{frozen.rule.kind}: {passed}; test: {test['verdict']}; frozen in {out}")
+
+
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", help="Data in, frozen policy file out.")
 app.command("recall")(command(recall, arguments=("model",), recipe=True))
+app.command("refresh")(command(refresh, arguments=("model",)))
 
 
 @app.callback()

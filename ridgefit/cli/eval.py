@@ -11,12 +11,13 @@ import typer
 from ridgefit.cli.options import Out, command
 from ridgefit.cli.output import Output
 from ridgefit.errors import BadInput
-from ridgefit.recipe import EvalSettings, ModelSettings, RecallEvalSettings
+from ridgefit.recipe import AcceptanceSettings, EvalSettings, ModelSettings, RecallEvalSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ridgefit.evaluate import EvalResult
+    from ridgefit.evaluate.acceptance_summary import AcceptanceResult
     from ridgefit.evaluate.recall.result import RecallResult
 
 
@@ -39,6 +40,10 @@ def evaluate(
         return _recall(model, recall, out, output)
     if settings is None:
         raise BadInput("nothing says what to judge", "give --arms and --tasks, or --policy")
+    if isinstance(settings.tasks[0], AcceptanceSettings):
+        if len(settings.tasks) > 1 or settings.arms or maps:
+            raise BadInput("acceptance stands alone", "leave out --arms, --maps and other tasks")
+        return _acceptance(model, settings, settings.tasks[0], out, output)
     from ridgefit import cost
     from ridgefit.evaluate import evaluate
     from ridgefit.evaluate.arms import resolve_arms
@@ -85,6 +90,35 @@ def _show_recall(console: Console, result: RecallResult, out: Path) -> None:
     for table in recall_grids(result):
         plain(console, table.title)
         console.print(grid(table.heads, table.rows))
+    plain(console, f"written to {out}")
+
+
+def _acceptance(
+    model: ModelSettings, settings: EvalSettings, task: AcceptanceSettings, out: Path, output: Output
+) -> int:
+    from ridgefit.evaluate.acceptance import evaluate_acceptance
+
+    with output.progress() as progress:
+        result = evaluate_acceptance(
+            model.load_options(),
+            task,
+            out,
+            fraction=settings.fraction,
+            resamples=settings.resamples,
+            seed=settings.seed,
+            progress=progress,
+        )
+    output.result(result, lambda console: _show_acceptance(console, result, out))
+    return 0
+
+
+def _show_acceptance(console: Console, result: AcceptanceResult, out: Path) -> None:
+    from ridgefit.cli.render import grid, plain
+    from ridgefit.evaluate.acceptance_tables import tables, title
+
+    plain(console, title(result))
+    for header, rows in tables(result):
+        console.print(grid(header, rows))
     plain(console, f"written to {out}")
 
 

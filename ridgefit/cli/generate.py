@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ridgefit.cli.options import command
 from ridgefit.cli.output import Output
-from ridgefit.recipe import GenerateSettings, ModelSettings
+from ridgefit.recipe import DraftGenerateSettings, GenerateSettings, ModelSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,8 +14,13 @@ if TYPE_CHECKING:
     from ridgefit.pipeline.generate import Generated
 
 
-def generate(model: ModelSettings, settings: GenerateSettings, output: Output) -> None:
+def generate(
+    model: ModelSettings, settings: GenerateSettings, drafted: DraftGenerateSettings | None, output: Output
+) -> None:
     """Text with an arm applied, and the time to the first token."""
+    if drafted is not None:
+        _drafted(model, settings, drafted, output)
+        return
     if settings.policy is not None:
         _recall(model, settings, output)
         return
@@ -42,6 +47,23 @@ def _recall(model: ModelSettings, settings: GenerateSettings, output: Output) ->
             f"layer {index}: {layer.kept:,} rows kept, {layer.archived:,} archived, {layer.fetched:.1f} "
             f"fetched a step (at most {layer.most:,}), {100 * layer.share:.1f} % of the cache read a step"
         )
+
+
+def _drafted(
+    model: ModelSettings, settings: GenerateSettings, drafted: DraftGenerateSettings, output: Output
+) -> None:
+    """The target's own text, drafted for it by another model or itself."""
+    from ridgefit.cli.render import plain
+    from ridgefit.pipeline.generate_draft import generate_draft
+
+    result = generate_draft(model, settings, drafted)
+    output.result(result, lambda console: plain(console, result.text))
+    length = "" if result.acceptance_length is None else f"{result.acceptance_length:.2f} tokens a round, "
+    output.say(
+        f"{result.policy}: {result.new_tokens} tokens in {result.rounds} rounds, {length}"
+        f"{result.refreshes} refreshes, at most {result.widest} columns in sight; "
+        f"first token after {result.first_token_seconds:.3f} s, all in {result.seconds:.3f} s"
+    )
 
 
 def _show(console: Console, result: Generated) -> None:

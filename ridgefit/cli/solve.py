@@ -81,4 +81,4 @@ def _show(console: Console, result: SolveReport) -> None:
     plain(console, f"written to {result.out}")
 
 
-entry = command(solve)
+entry = command(solve, recipe=True)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from ridgefit.cost.drafts import (
+    DraftMemory,
+    DraftShape,
+    draft_memory,
+    draft_shape_from_config,
+    rescoring_overhead,
+)
 from ridgefit.cost.macs import Arm, Macs, arm_macs, check_arm, crossover, pop, prefill_macs, visible_pairs
 from ridgefit.cost.maps import map_macs
 from ridgefit.cost.memory import (
@@ -21,6 +28,8 @@ from ridgefit.cost.suggest import Suggestion, suggest
 
 __all__ = [
     "Arm",
+    "DraftMemory",
+    "DraftShape",
     "Macs",
     "ModelShape",
     "ReadBudget",
@@ -31,6 +40,8 @@ __all__ = [
     "capture_macs",
     "check_arm",
     "crossover",
+    "draft_memory",
+    "draft_shape_from_config",
     "kv_bytes",
     "kv_bytes_per_token",
     "map_bytes",
@@ -41,6 +52,7 @@ __all__ = [
     "prefill_macs",
     "preset_config",
     "preset_names",
+    "rescoring_overhead",
     "shape_from_config",
     "suggest",
     "visible_pairs",

@@ -35,7 +35,7 @@ def expanded(settings: EvalSettings, maps: Path | None) -> tuple[EvalSettings, t
     arms = with_sink_rows(settings.arms) if settings.sink_effect else settings.arms
     tried: tuple[Trial, ...] = ()
     if settings.auto_rows:
-        tried = trials(settings, maps, min(task.tail for task in settings.tasks))
+        tried = trials(settings, maps, min(task.tail for task in settings.fill_tasks))
     arms = tuple(dict.fromkeys((*arms, *arms_of(tried))))
     return settings.model_copy(update={"arms": arms}), tried
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import signal
@@ -27,6 +26,7 @@ from ridgefit.evaluate.summary import TaskRun, prompts_sha256, summarise_task, w
 from ridgefit.evaluate.tasks import TASKS, task_names
 from ridgefit.files import canonical_json, folder_lock, sha256_bytes, sha256_file, write_json
 from ridgefit.models import LoadedModel
+from ridgefit.models.decoder import weights_sample_sha256
 from ridgefit.recipe import EvalSettings
 from ridgefit.recipe.rows import row_label
 from ridgefit.runtime import FillReport
@@ -67,6 +67,12 @@ def evaluate(
         Interrupted: SIGINT or SIGTERM; what was scored is kept.
     """
     require_results_folder(out)
+    for wanted in settings.tasks:
+        if wanted.task not in TASKS:
+            raise BadInput(
+                f"task {wanted.task} judges a draft, not an arm",
+                "run it by itself: `ridgefit eval --tasks acceptance`",
+            )
     settings, tried = expanded(settings, maps)
     arms = resolve_arms(settings.arms, maps, loaded.port.n_layers)
     tasks = [TASKS[task.task](task) for task in settings.tasks]
@@ -80,7 +86,12 @@ def evaluate(
     notes = sorted(
         {line for arm in arms if arm.fill for line in arm.fill.check(loaded.port, loaded.tokenizer)}
     )
-    context = {"maps": str(maps) if maps else None, "machine": machine(), "threads": torch.get_num_threads()}
+    context = {
+        "maps": str(maps) if maps else None,
+        "machine": machine(),
+        "threads": torch.get_num_threads(),
+        "macs": {run.name: dict(run.macs) for run in runs},
+    }
     total = len(arms) * sum(len(run.samples) for run in runs)
     done = 0
     with folder_lock(out), Journal(out, identity, context) as journal, _interruptible(out), _said(notes):
@@ -255,7 +266,7 @@ def _identity(
     own = {arm.label: maps_identity(maps_of(arm, maps)) for arm in settings.arms if arm.maps is not None}
     return {
         "settings": settings.model_dump(mode="json"),
-        "model": {**loaded.identity(), "weights_sample_sha256": _weights_sample(loaded.model)},
+        "model": {**loaded.identity(), "weights_sample_sha256": weights_sample_sha256(loaded.model)},
         "maps": maps_identity(maps),
         **({"arm_maps": own} if own else {}),
         "dtype": str(loaded.port.dtype).removeprefix("torch."),
@@ -268,20 +279,6 @@ def _identity(
             for run in runs
         },
     }
-
-
-def _weights_sample(model: Any) -> str:
-    """Hash of up to 256 evenly spaced entries of every weight.
-
-    A config does not tell two trainings of one architecture apart, and reading every weight of a large
-    model takes longer than a small evaluation.
-    """
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        flat = weight.detach().reshape(-1)
-        taken = flat[:: max(1, flat.numel() // 256)].cpu().double()
-        digest.update(name.encode() + taken.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def maps_identity(maps: Path | None) -> dict[str, str] | None:

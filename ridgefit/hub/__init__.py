@@ -6,6 +6,7 @@ from ridgefit.hub.build import Base, base_of, build_repository, data_sets, opene
 from ridgefit.hub.calls import Hub, asked
 from ridgefit.hub.card import About
 from ridgefit.hub.check import check_repository
+from ridgefit.hub.controller import build_controller_repository, is_controller
 from ridgefit.hub.download import PullReport, local_maps, pull
 from ridgefit.hub.layout import RepoConfig, is_repository, read_config
 from ridgefit.hub.licence import Licence, licence_of
@@ -27,10 +28,12 @@ __all__ = [
     "Target",
     "asked",
     "base_of",
+    "build_controller_repository",
     "build_policy_repository",
     "build_repository",
     "check_repository",
     "data_sets",
+    "is_controller",
     "is_policy",
     "is_repository",
     "licence_of",

@@ -26,10 +26,12 @@ from ridgefit.hub.layout import (
 )
 from ridgefit.hub.strict import read_strict
 from ridgefit.maps import FREQUENCIES, MapSet, feature_versions, load_maps, read_maps_manifest
+from ridgefit.maps.fingerprint import Fingerprint
 from ridgefit.maps.folder import MANIFEST
 from ridgefit.maps.format1 import MANIFEST as FOLDER_MANIFEST
 from ridgefit.maps.format1 import read_manifest as read_folder
 from ridgefit.maps.recall import RecallPolicy
+from ridgefit.maps.refresh import load_controller
 
 _STATED = ("family", "dims", "layer_kinds", "dtype", "config_sha256", "tokenizer_sha256")
 _MEND = "fetch or build the repository again"
@@ -112,7 +114,9 @@ def check_repository(
         chosen_splits = config.splits if splits is None else splits
         _check_maps(folder, config, chosen_splits, present=set(present), sums=sums, values=values)
     if config.kind == "recall-policy":
-        _check_policy(folder, config)
+        _check_stated(folder, config, RecallPolicy.load(folder).manifest.fingerprint, "policy")
+    if config.kind == "refresh-controller":
+        _check_stated(folder, config, load_controller(folder).fingerprint, "controller")
     return config
 
 
@@ -151,13 +155,12 @@ def _belongs(path: str, splits: Collection[int]) -> bool:
     return not slash or folder in {f"s{split}" for split in splits}
 
 
-def _check_policy(folder: Path, config: RepoConfig) -> None:
-    """Refuse a policy that cannot be read, or that is of another model than the repository says."""
-    policy = RecallPolicy.load(folder)
+def _check_stated(folder: Path, config: RepoConfig, held: Fingerprint, what: str) -> None:
+    """Refuse an artefact that is of another model than the repository says."""
     for field in _STATED:
-        stated, found = getattr(config, field), getattr(policy.manifest.fingerprint, field)
+        stated, found = getattr(config, field), getattr(held, field)
         if stated != found:
-            raise BadInput(f"{folder / CONFIG} states {field} {stated} and the policy {found}", _MEND)
+            raise BadInput(f"{folder / CONFIG} states {field} {stated} and the {what} {found}", _MEND)
 
 
 def _check_maps(

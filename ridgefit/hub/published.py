@@ -25,6 +25,7 @@ from ridgefit.maps.format1 import read_manifest as read_folder
 from ridgefit.maps.mapset import contiguous
 from ridgefit.maps.names import parse_features_text
 from ridgefit.maps.recall import POLICY
+from ridgefit.maps.refresh import CONTROLLER
 
 _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
 _PATH = re.compile(rf"(?:(?P<folder>{_PART})/)?(?P<name>{_PART})")
@@ -64,7 +65,7 @@ class PublishedMaps:
 def is_foreign(files: Mapping[str, RemoteFile]) -> bool:
     """Whether `ridgefit push` did not write a repository; one of ours that lost a file is not foreign."""
     tensors = (path for path in files if path.endswith((".safetensors", FOLDER_MANIFEST)))
-    return MANIFEST not in files and POLICY not in files and any(tensors)
+    return not {MANIFEST, POLICY, CONTROLLER} & set(files) and any(tensors)
 
 
 def published_maps(
@@ -135,7 +136,7 @@ def cached_maps(folder: Path) -> dict[int, Path]:
     Raises:
         BadInput: a file in it is damaged.
     """
-    if (folder / MANIFEST).exists() or (folder / POLICY).exists():
+    if any((folder / name).exists() for name in (MANIFEST, POLICY, CONTROLLER)):
         return {}
     found: dict[int, Path] = {}
     for item in [folder, *sorted(folder.glob("*")), *sorted(folder.glob("*/*.safetensors"))]:

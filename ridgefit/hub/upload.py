@@ -19,6 +19,7 @@ from ridgefit.hub.reference import RepoRef
 from ridgefit.hub.remote import RemoteFile, files_of, judged_files, same_bytes
 from ridgefit.maps.folder import MANIFEST
 from ridgefit.maps.recall import POLICY
+from ridgefit.maps.refresh import CONTROLLER
 
 if TYPE_CHECKING:
     from huggingface_hub import GitRefInfo, ModelInfo
@@ -243,7 +244,7 @@ def _require_place(remote: Mapping[str, RemoteFile], name: str) -> None:
     Raises:
         BadInput: naming one of its files.
     """
-    if SUMS in remote and (MANIFEST in remote or POLICY in remote):
+    if SUMS in remote and {MANIFEST, POLICY, CONTROLLER} & set(remote):
         judged_files(remote, name)
         return
     other = sorted(path for path in remote if not path.startswith(".git") and path not in _WELCOME)

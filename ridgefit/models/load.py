@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ridgefit.errors import BadInput
+from ridgefit.models.decoder import LoadedDecoder
 from ridgefit.models.hub import fetched
 from ridgefit.models.identity import public_name
 from ridgefit.models.latent import LATENT_FAMILIES, LatentModel, unknown_family
@@ -138,6 +139,22 @@ def load_latent(
     found = _loaded(ref, dtype, device, attention, trust_remote_code, _require_latent)
     model, tokenizer, name, commit = found
     return LoadedLatent(model, tokenizer, LatentModel(model), name, commit)
+
+
+def load_decoder(
+    ref: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    attention: str = "sdpa",
+    trust_remote_code: bool = False,
+) -> LoadedDecoder:
+    """Load a causal language model that is only decoded, as a target or a draft; arguments as `load_model`.
+
+    Raises:
+        BadInput: see `load_model`; no family is refused here, caches that cannot be taken back are later.
+    """
+    return LoadedDecoder(*_loaded(ref, dtype, device, attention, trust_remote_code, lambda _: None))
 
 
 def _loaded(

@@ -12,6 +12,7 @@ from ridgefit.corpus import Document
 from ridgefit.corpus.encoding import Encoder
 from ridgefit.errors import BadInput
 from ridgefit.models import LoadedModel
+from ridgefit.models.decoder import LoadedDecoder
 from ridgefit.models.load import LoadedLatent
 from ridgefit.recipe import GenerateSettings
 
@@ -65,7 +66,9 @@ def prompt_text(settings: GenerateSettings) -> str:
     return text
 
 
-def prompt_ids(loaded: LoadedModel | LoadedLatent, text: str, settings: GenerateSettings) -> torch.Tensor:
+def prompt_ids(
+    loaded: LoadedModel | LoadedLatent | LoadedDecoder, text: str, settings: GenerateSettings
+) -> torch.Tensor:
     """Ids of a prompt, `[1, tokens]` on the model's device.
 
     Raises:

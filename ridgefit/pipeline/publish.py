@@ -20,6 +20,7 @@ from ridgefit.evaluate.tables import arm_grid, contrast_grid, markdown, task_tit
 from ridgefit.files import require_space
 from ridgefit.maps import MapsManifest, kind_of
 from ridgefit.maps.recall import RecallPolicy
+from ridgefit.maps.refresh import load_controller
 from ridgefit.pipeline.publish_speed import load_bench, speed
 from ridgefit.recipe import PullSettings, PushSettings
 
@@ -54,6 +55,8 @@ def publish(settings: PushSettings, at: hub.Hub | None = None, say: Say | None =
         return hub.push(settings.maps, target, at, dry_run=settings.dry_run, say=say)
     if hub.is_policy(settings.maps):
         return _publish_policy(settings, target, at, say)
+    if hub.is_controller(settings.maps):
+        return _publish_controller(settings, target, at, say)
     manifest, _ = hub.opened(settings.maps)
     base = hub.base_of(manifest.fingerprint, settings.base_model, settings.maps)
     result = load_result(settings.evaluation) if settings.evaluation else None
@@ -118,6 +121,27 @@ def _publish_policy(
             about,
             evaluation=result.model_dump(mode="json") if result else None,
         )
+        return hub.push(folder, target, at, dry_run=settings.dry_run, say=say)
+
+
+def _publish_controller(
+    settings: PushSettings, target: hub.Target, at: hub.Hub, say: Say | None
+) -> hub.PushReport:
+    """The same for a refresh controller, whose one test travels inside it.
+
+    Raises:
+        BadInput: see `publish`; also an evaluation beside it.
+    """
+    if settings.evaluation is not None or settings.bench is not None:
+        raise BadInput("a controller carries its own test", "leave --evaluation and --bench out")
+    base = hub.base_of(load_controller(settings.maps).fingerprint, settings.base_model, settings.maps)
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ridgefit-push-")))
+        about = hub.About(
+            repo=settings.repo, licence=_licence(settings, base, at), datasets=settings.datasets
+        )
+        folder = settings.out or place / "repository"
+        hub.build_controller_repository(settings.maps, folder, base, about)
         return hub.push(folder, target, at, dry_run=settings.dry_run, say=say)
 
 

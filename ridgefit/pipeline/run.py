@@ -20,7 +20,13 @@ from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.capture import check_plan, open_text, token_store
 from ridgefit.pipeline.solve import solve_with
 from ridgefit.pipeline.verify import VerifyReport, verify
-from ridgefit.recipe import AgreementSettings, ArmSettings, NllSettings, RunRecipe, VerifySettings
+from ridgefit.recipe import (
+    AgreementSettings,
+    ArmSettings,
+    NllSettings,
+    RunRecipe,
+    VerifySettings,
+)
 from ridgefit.versions import library_versions
 
 Progress = Callable[[int, int | None, str], None]
@@ -192,7 +198,7 @@ def _maps(recipe: RunRecipe, loaded: LoadedModel, stages: _Stages, progress: Pro
     """Solve, unless the maps of these moments and settings are there."""
     out = recipe.work / MAPS
     captured = load_capture(recipe.work / CAPTURE)
-    tails = {task.tail for task in recipe.evaluate.tasks}
+    tails = {task.tail for task in recipe.evaluate.fill_tasks}
     sinks = {arm.sink_rows for arm in recipe.evaluate.arms if arm.kind == "ridge"}
     defaults = Defaults(tail=max(tails), sink_rows=max(sinks, default=0))
     key = _key(

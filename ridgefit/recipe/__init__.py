@@ -24,6 +24,10 @@ from ridgefit.recipe.base import Settings as Settings
 from ridgefit.recipe.costing import BenchPrefillSettings as BenchPrefillSettings
 from ridgefit.recipe.costing import MapReadsSettings as MapReadsSettings
 from ridgefit.recipe.costing import PlanSettings as PlanSettings
+from ridgefit.recipe.drafting import AcceptanceSettings as AcceptanceSettings
+from ridgefit.recipe.drafting import CalibrateRefreshSettings as CalibrateRefreshSettings
+from ridgefit.recipe.drafting import DraftGenerateSettings as DraftGenerateSettings
+from ridgefit.recipe.drafting import TrainDraftSettings as TrainDraftSettings
 from ridgefit.recipe.recall import CalibrateRecallSettings as CalibrateRecallSettings
 from ridgefit.recipe.recall import RecallEvalSettings as RecallEvalSettings
 from ridgefit.recipe.rows import RowsField
@@ -179,16 +183,14 @@ class CopyingSettings(Settings):
         return self.asked * max(self.length, 64)
 
 
-Task = Annotated[
-    NllSettings | NeedleSettings | NeedleTwoTurnSettings | AgreementSettings | CopyingSettings,
-    Field(discriminator="task"),
-]
+FillTask = NllSettings | NeedleSettings | NeedleTwoTurnSettings | AgreementSettings | CopyingSettings
+Task = Annotated[FillTask | AcceptanceSettings, Field(discriminator="task")]
 
 
 class EvalSettings(Settings):
     """Arms x tasks, every arm paired with exact in the same process."""
 
-    arms: tuple[ArmSettings, ...] = Field(min_length=1, description="arms, each paired with exact")
+    arms: tuple[ArmSettings, ...] = Field((), description="arms, each paired with exact; not for acceptance")
     sink_effect: bool = Field(
         True, description="beside each plain ridge arm, the same with 4 exact first rows: what they are worth"
     )
@@ -199,12 +201,18 @@ class EvalSettings(Settings):
     )
     auto_share: float = Field(0.1, gt=0, le=1, description="auto-rows: rows, as a share of the prompt")
     tasks: tuple[Task, ...] = Field(
-        min_length=1, description="nll, needle, needle-two-turn, agreement, copying, with their settings"
+        min_length=1,
+        description="nll, needle, needle-two-turn, agreement, copying, acceptance, with their settings",
     )
     batch: int = Field(1, ge=1, description="samples scored at once; more suit a GPU")
     fraction: float = Field(1.0, gt=0, le=1, description="share of each task's samples, for small machines")
     resamples: int = Field(5000, ge=100, description="bootstrap resamples behind each interval")
     seed: int = Field(0, ge=0, description="seed of prompts and resamples")
+
+    @property
+    def fill_tasks(self) -> tuple[FillTask, ...]:
+        """Tasks that judge arms."""
+        return tuple(task for task in self.tasks if not isinstance(task, AcceptanceSettings))
 
 
 class RunRecipe(Settings):
@@ -225,6 +233,8 @@ class RunRecipe(Settings):
 
     @model_validator(mode="after")
     def _features_are_captured(self) -> RunRecipe:
+        if any(isinstance(task, AcceptanceSettings) for task in self.evaluate.tasks):
+            raise ValueError("a run judges arms; measure acceptance by `ridgefit eval`")
         named = () if self.solve.auto else self.solve.features or ()
         for name in (*named, *(name for c in self.solve.candidates for name in c.features)):
             if name not in self.capture.features:

@@ -21,7 +21,7 @@ def test_readme_shows_every_command() -> None:
 @pytest.mark.parametrize("line", LINES)
 def test_commands_of_the_readme_have_these_options(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = line.split()
-    names = words[:2] if words[0] in ("bench", "calibrate") else words[:1]
+    names = words[:2] if words[0] in ("bench", "calibrate", "train") else words[:1]
     assert main([*names, "--help"]) == 0
     said = capsys.readouterr().out
     for option in (word for word in words if word.startswith("--")):

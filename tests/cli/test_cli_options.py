@@ -43,14 +43,16 @@ SECTIONS: dict[str, tuple[type[Settings], ...]] = {
     "verify": (VerifySettings, ModelSettings),
     "eval": (ModelSettings, EvalSettings, recipe.RecallEvalSettings),
     "calibrate recall": (ModelSettings, recipe.CalibrateRecallSettings),
-    "generate": (ModelSettings, GenerateSettings),
+    "calibrate refresh": (ModelSettings, recipe.CalibrateRefreshSettings),
+    "train draft": (ModelSettings, recipe.TrainDraftSettings),
+    "generate": (ModelSettings, GenerateSettings, recipe.DraftGenerateSettings),
     "bench prefill": (BenchPrefillSettings,),
     "push": (PushSettings,),
     "pull": (PullSettings,),
 }
 OTHERS = {"run", "merge", "quantize", "inspect", "report"}
 ALL = tuple(dict.fromkeys(section for sections in SECTIONS.values() for section in sections))
-TASK_DATA = {"nll": ["a.txt", "b.txt"], "agreement": ["a.txt"]}
+TASK_DATA = {"nll": ["a.txt", "b.txt"], "agreement": ["a.txt"], "acceptance": ["a.txt"]}
 
 
 def parameters(name: str) -> dict[str, Any]:

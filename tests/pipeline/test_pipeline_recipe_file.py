@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ridgefit.errors import BadInput
-from ridgefit.pipeline.recipe_file import load_recipe, read_yaml
+from ridgefit.pipeline.recipe_file import load_recipe, load_sections, read_yaml
 from ridgefit.recipe import RunRecipe
 
 GOOD = """\
@@ -159,6 +159,10 @@ def test_bad_overrides(tmp_path: Path, override: str, words: str) -> None:
 
 
 def test_recipes_of_this_repository_are_valid() -> None:
+    """Those of `smollm2-window.sh` are for single commands, and need not be whole."""
     found = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
     for path in found:
-        assert load_recipe(path).name
+        if path.name.startswith("smollm2-window"):
+            assert load_sections(path)
+        else:
+            assert load_recipe(path).name

@@ -17,6 +17,7 @@ from ridgefit.maps import LayerMap, MapSet, load_maps, write_source
 from ridgefit.models import port_of
 from ridgefit.runtime import RidgeFill, check_model
 from ridgefit.runtime.inputs import MappedInputs
+from ridgefit.runtime.selectors.explicit import Explicit
 
 SPLIT, PROMPT, TAIL, MLP = 3, 30, 11, 48
 NAMES = ("state", "previous-1", "mlp", "lower-2", "average-4", "previous-3")
@@ -264,3 +265,32 @@ def test_maps_from_a_file_fill_as_those_in_memory(tmp_path: Any, tiny_model: Cal
         RidgeFill.of(found).applied(tiny_model("llama"), tail=TAIL),
     ):
         assert torch.equal(tiny_model("llama")(tokens(PROMPT)).logits[:, -TAIL:], wanted)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@torch.no_grad()
+def test_chosen_rows_beside_features(name: str, tiny_model: Callable[..., Any]) -> None:
+    """Rows that a selector runs exactly, among rows that maps of several features fill."""
+    model, ids, chosen = tiny_model(name), tokens(PROMPT), (4, 5, 12)
+    maps = feature_maps(NAMES, rank=RANK)
+    predicted = predict_with(model, ids, maps)
+    states = model(ids, output_hidden_states=True).hidden_states
+
+    def predict(layer: int, h: torch.Tensor) -> torch.Tensor:
+        """The chosen rows' own input at the split; further up it depends on what was filled before them."""
+        found = predicted(layer, h).clone()
+        found[:, list(chosen)] = states[layer][:, list(chosen)]
+        return found
+
+    by_hand = filled_cache(model, ids, SPLIT, TAIL, predict)
+    cache = DynamicCache()
+    with RidgeFill.of(maps).applied(model, tail=TAIL, rows=[Explicit(rows=chosen)]) as report:
+        model(ids, cache=cache)
+    assert report.rows_chosen == len(chosen)
+    prefix = PROMPT - TAIL
+    keys = cache.layers[SPLIT].keys[:, :, :prefix]
+    torch.testing.assert_close(keys, by_hand.layers[SPLIT].keys[:, :, :prefix], **close)
+    filled = [row for row in range(prefix) if row not in chosen]
+    for layer in range(SPLIT, LAYERS):
+        values = cache.layers[layer].values[:, :, filled]
+        torch.testing.assert_close(values, by_hand.layers[layer].values[:, :, filled], **close)

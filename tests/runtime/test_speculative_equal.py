@@ -145,6 +145,7 @@ def test_inside_generate(family: str) -> None:
         def end(self) -> None:
             seen.append(-1)
 
+    streamer = Streamer()
     reports: list[Decoded] = []
     options: dict[str, Any] = {
         "max_new_tokens": 20,
@@ -157,8 +158,8 @@ def test_inside_generate(family: str) -> None:
     found = target.generate(
         prompt,
         **options,
-        streamer=Streamer(),
-        custom_generate=drafting(draft(related(family), "rift-dyn"), reports.append),
+        streamer=streamer,
+        custom_generate=drafting(draft(related(family), "rift-dyn"), reports.append, streamer=streamer),
     )
     assert found.tolist() == wanted.tolist()
     assert seen == [*found[0].tolist(), -1]

@@ -248,10 +248,11 @@ class Drafter:
         return self.budget is not None and self.length > self.budget
 
     def _select(self, *, first: bool) -> None:
-        started = time.perf_counter()
         scorer = self.policy.scorer
         if scorer is None or self.budget is None:
             return
+        self._wait()
+        started = time.perf_counter()
         changed = select(
             scorer,
             self._layers,
@@ -264,11 +265,17 @@ class Drafter:
         )
         self._reference = mean_queries(self._tape, self._layers, self._observed())
         self._last = self.length
+        self._wait()
         self.spent.selections += 1
         self.spent.score_seconds += time.perf_counter() - started
         if not first:
             self.spent.refreshes += 1
             self.spent.changed.append(changed)
+
+    def _wait(self) -> None:
+        """Let a GPU finish, so that a selection's time is its own."""
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
 
     def _count_attention(self) -> None:
         for number, sums in self._sums.items():

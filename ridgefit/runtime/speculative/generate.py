@@ -108,14 +108,18 @@ def replay(
     return _run(verifier, draft, Chooser(), prompt, len(continuation), stop, measure_every, lambda _: None)
 
 
-def drafting(draft: Draft, report: Callable[[Decoded], None] = lambda _: None) -> Callable[..., Tensor]:
+def drafting(
+    draft: Draft, report: Callable[[Decoded], None] = lambda _: None, *, streamer: Any = None
+) -> Callable[..., Tensor]:
     """A decoding method for transformers: `target.generate(ids, custom_generate=drafting(draft))`.
 
-    Processors, stopping criteria, end tokens and streamers are those of the call. Batch 1.
+    Processors, stopping criteria and end tokens are those of the call. Batch 1.
 
     Args:
         draft: what drafts.
         report: called with what it took.
+        streamer: gets every new token; transformers hands the call's own only the prompt, because it does not
+            pass it on to a method of one's own.
     """
 
     def custom_generate(
@@ -125,7 +129,6 @@ def drafting(draft: Draft, report: Callable[[Decoded], None] = lambda _: None) -
         stopping_criteria: Any,
         generation_config: Any,
         synced_gpus: bool = False,
-        streamer: Any = None,
         **model_kwargs: Any,
     ) -> Tensor:
         del synced_gpus

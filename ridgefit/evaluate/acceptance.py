@@ -1,0 +1,244 @@
+"""Acceptance length of a draft under cache policies, paired over prompts (RIFT sections 3 and 4.4)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ridgefit.corpus.prompts import Prompt, cut_prompts, documents_of
+from ridgefit.errors import BadInput, CheckFailed
+from ridgefit.evaluate.acceptance_summary import AcceptanceResult, summarise
+from ridgefit.files import canonical_json, folder_lock, read_json, sha256_bytes, write_json
+from ridgefit.maps.refresh import RefreshController, load_controller
+from ridgefit.recipe.drafting import AcceptanceSettings, DraftCacheSettings
+from ridgefit.runtime.draft import CacheSettings, policy_of
+from ridgefit.runtime.draft.frozen import controller_from
+from ridgefit.runtime.speculative import Decoded, Draft, decode, replay
+from ridgefit.runtime.speculative.pair import Pair, PairPool, end_tokens, greedy, load_pair, stop_at
+from ridgefit.runtime.speculative.standalone import along
+from ridgefit.versions import library_versions, machine
+
+RESULT, LINES, IDENTITY = "acceptance.json", "acceptance.jsonl", "identity.json"
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt under every policy."""
+
+    prompt: Prompt
+    settings: AcceptanceSettings
+    policies: tuple[str, ...]
+    frozen: RefreshController | None
+
+
+def evaluate_acceptance(
+    target: dict[str, Any],
+    settings: AcceptanceSettings,
+    out: Path,
+    *,
+    fraction: float = 1.0,
+    resamples: int = 5000,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> AcceptanceResult:
+    """Every policy on every prompt; the same call goes on after the last finished prompt.
+
+    `out/acceptance.jsonl` gets one line per prompt and policy, `out/acceptance.json` the summary.
+
+    Args:
+        target: keyword arguments of `load_decoder`.
+        settings: draft, prompts, policies, cache sizes.
+        out: folder for the results.
+        fraction: share of the prompts.
+        resamples: bootstrap resamples behind each interval.
+        seed: their seed.
+        progress: called after each prompt.
+
+    Raises:
+        BadInput: policies, sizes, models or a controller that do not fit; a folder with other results.
+        CheckFailed: output of the real loop that is not the target's own.
+    """
+    policies = tuple(dict.fromkeys(("full", *settings.policies)))
+    for name in policies:
+        policy_of(name)
+    cache_settings(settings)
+    frozen = load_controller(settings.controller) if settings.controller else None
+    if "rift-ada" in policies and frozen is None:
+        raise BadInput("policy rift-ada needs a controller", "name one with controller=FOLDER")
+    if settings.reference not in policies:
+        raise BadInput(
+            f"the reference {settings.reference!r} is not among the policies",
+            f"name one of {', '.join(policies)}",
+        )
+    pair = load_pair(target, settings.draft)
+    prompts = _prompts(pair, settings, fraction)
+    if frozen is not None:
+        frozen.require_models(pair.target.identity(), pair.draft.identity())
+        frozen.require_unseen(documents_of(prompts))
+    identity = _identity(pair, settings, prompts, frozen)
+    pool = PairPool(target, settings.draft, pair, settings.workers)
+    with folder_lock(out):
+        done = _opened(out, identity)
+        waiting = [prompt for prompt in prompts if prompt.id not in done]
+        jobs = [Job(prompt, settings, policies, frozen) for prompt in waiting]
+        with (out / LINES).open("a", encoding="utf-8") as stream:
+            for index, records in pool.map(score_prompt, jobs):
+                for record in records:
+                    stream.write(json.dumps(record) + "\n")
+                stream.flush()
+                done[waiting[index].id] = records
+                if progress:
+                    progress(len(done), len(prompts), waiting[index].id)
+        records = [record for prompt in prompts for record in done[prompt.id]]
+        result = summarise(
+            records, policies, settings, identity, {"machine": machine()}, resamples=resamples, seed=seed
+        )
+        write_json(out / RESULT, result.model_dump(mode="json"))
+    return result
+
+
+def score_prompt(pair: Pair, job: Job) -> list[dict[str, Any]]:
+    """Records of one prompt, one per policy; the target runs once and its greedy text is replayed."""
+    settings = job.settings
+    tokens = list(job.prompt.tokens)
+    limit = pair.target.positions
+    if limit is not None and len(tokens) + settings.new_tokens > limit:
+        raise BadInput(
+            f"prompt {job.prompt.id} needs {len(tokens) + settings.new_tokens} positions of {limit}",
+            "shorten --prompt or --new-tokens",
+        )
+    ends = frozenset[int]() if settings.forced else end_tokens(pair.target)
+    stop = stop_at(ends)
+    started = time.perf_counter()
+    known = greedy(pair.target.model, tokens, settings.new_tokens, stop)
+    plain = time.perf_counter() - started
+    records = []
+    for name in job.policies:
+        draft = draft_of(pair, name, settings, job.frozen)
+        started = time.perf_counter()
+        if settings.loop == "real":
+            found = decode(
+                pair.target.model,
+                draft,
+                tokens,
+                settings.new_tokens,
+                stop=stop,
+                measure_every=settings.measure_every,
+            )
+        else:
+            found = replay(draft, tokens, known, stop=stop, measure_every=settings.measure_every)
+        seconds = time.perf_counter() - started
+        if found.budget is not None and found.widest > found.budget:
+            raise CheckFailed(
+                f"policy {name} let attention see {found.widest} columns with a budget of {found.budget}"
+            )
+        record = _record(job.prompt, name, found, seconds, plain, found.tokens == known)
+        if settings.standalone:
+            alone = along(
+                Draft(pair.target.model, draft.policy, draft.settings, draft.controller), tokens, known
+            )
+            record |= {
+                "agreed": sum(alone.agreed) / len(alone.agreed),
+                "nll": sum(alone.nll) / len(alone.nll),
+            }
+        records.append(record)
+    return records
+
+
+def draft_of(
+    pair: Pair, policy: str, settings: AcceptanceSettings, frozen: RefreshController | None
+) -> Draft:
+    """The draft of a pair under a policy."""
+    controller = controller_from(frozen) if policy == "rift-ada" and frozen is not None else None
+    cache = cache_settings(settings)
+    return Draft(pair.draft.model, policy_of(policy), cache, controller, settings.drafted)
+
+
+def cache_settings(settings: DraftCacheSettings) -> CacheSettings:
+    """Sizes of the draft cache."""
+    return CacheSettings(**settings.cache())
+
+
+def _record(
+    prompt: Prompt, policy: str, found: Decoded, seconds: float, plain: float, equal: bool
+) -> dict[str, Any]:
+    return {
+        "prompt": prompt.id,
+        "unit": prompt.document,
+        "domain": prompt.domain,
+        "prompt_tokens": len(prompt.tokens),
+        "policy": policy,
+        "tokens": len(found.tokens),
+        "equal": equal,
+        "rounds": [list(asdict(r).values()) for r in found.rounds],
+        "refreshes": found.refreshes,
+        "score_seconds": found.score_seconds,
+        "changed": found.changed,
+        "widest": found.widest,
+        "budget": found.budget,
+        "repeated": found.repeated,
+        "seconds": seconds,
+        "target_seconds": plain,
+    }
+
+
+def _prompts(pair: Pair, settings: AcceptanceSettings, fraction: float) -> list[Prompt]:
+    found = cut_prompts(
+        pair.target.tokenizer,
+        settings.data,
+        lengths=settings.prompt,
+        per_document=settings.per_document,
+        stride=max(settings.prompt) + settings.new_tokens,
+        instruction=settings.instruction,
+        text_field=settings.text_field,
+    )
+    documents = list(dict.fromkeys(prompt.document for prompt in found))
+    kept = set(documents[: max(1, round(fraction * len(documents)))])  # a document is kept whole
+    return [prompt for prompt in found if prompt.document in kept]
+
+
+def _identity(
+    pair: Pair, settings: AcceptanceSettings, prompts: Sequence[Prompt], frozen: RefreshController | None
+) -> dict[str, Any]:
+    plain = settings.model_dump(mode="json", exclude={"workers", "controller"})
+    return {
+        "settings": plain,
+        "target": pair.target.identity(),
+        "draft": pair.draft.identity(),
+        "controller_sha256": frozen.frozen_sha256 if frozen else None,
+        "prompts_sha256": sha256_bytes(canonical_json([prompt.sha256 for prompt in prompts])),
+        "documents": len(documents_of(prompts)),
+        "device": pair.target.model.device.type,
+        "versions": library_versions(),
+    }
+
+
+def _opened(out: Path, identity: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Finished prompts of an earlier call on this folder.
+
+    Raises:
+        BadInput: the folder holds results of something else.
+    """
+    if (out / IDENTITY).is_file():
+        before = read_json(out / IDENTITY)
+        for key, value in identity.items():
+            if before.get(key) != value:
+                raise BadInput(f"{out} holds results with another {key}", "choose another --out")
+    elif any(path.name not in (".lock",) for path in out.iterdir()):
+        raise BadInput(f"{out} already exists and is not empty", "choose another --out or remove it")
+    else:
+        write_json(out / IDENTITY, identity)
+    found: dict[str, list[dict[str, Any]]] = {}
+    if (out / LINES).is_file():
+        whole = [
+            line for line in (out / LINES).read_text(encoding="utf-8").splitlines() if line.endswith("}")
+        ]
+        for record in map(json.loads, whole):
+            found.setdefault(record["prompt"], []).append(record)
+    policies = len(dict.fromkeys(("full", *identity["settings"]["policies"])))
+    return {prompt: records for prompt, records in found.items() if len(records) == policies}

@@ -1,0 +1,190 @@
+"""From rounds to acceptance lengths, staleness curves and paired intervals."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ridgefit.evaluate.intervals import bca
+from ridgefit.recipe.drafting import AcceptanceSettings
+
+Record = Mapping[str, Any]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Gap(_Part):
+    """A policy's macro AL minus another's, over documents, with its two-sided 95 % interval."""
+
+    against: str
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+class PolicyScore(_Part):
+    """One policy.
+
+    Attributes:
+        policy: name.
+        al_pooled: 1 + accepted tokens / rounds, over all rounds that drafted the full number.
+        al_macro: mean over documents of the mean over their prompts of 1 + accepted per round (headline).
+        of_full: al_macro as a share of the whole cache's.
+        gaps: paired differences of al_macro.
+        refreshes_per_1000: re-selections per 1,000 output tokens; evictions for h2o.
+        curve: pooled AL by output position; None where no round began.
+        by_place: share of rounds that accepted at least so many drafted tokens.
+        retained: mean share of full attention in sight.
+        changed: mean share of selected columns that a refresh replaced.
+        score_ms: milliseconds per selection.
+        draft_ms: milliseconds of draft and selection per output token (in a replay nothing else runs).
+        widest: most columns attention saw.
+        equal: share of prompts whose output is the target's greedy one.
+        agreed: standalone: share of the target's greedy tokens that it would have chosen too.
+        nll: standalone: mean loss on them in nats.
+    """
+
+    policy: str
+    al_pooled: float
+    al_macro: float
+    of_full: float
+    gaps: tuple[Gap, ...]
+    refreshes_per_1000: float
+    curve: tuple[float | None, ...]
+    by_place: tuple[float, ...]
+    retained: float | None
+    changed: float | None
+    score_ms: float | None
+    draft_ms: float
+    widest: int
+    equal: float
+    agreed: float | None = None
+    nll: float | None = None
+
+
+class AcceptanceResult(_Part):
+    """What `acceptance.json` holds."""
+
+    identity: dict[str, Any]
+    context: dict[str, Any]
+    prompts: int
+    documents: int
+    prompt_tokens: tuple[int, int]
+    output_tokens: int
+    candidates: str
+    bin: int
+    policies: tuple[PolicyScore, ...]
+
+    def policy(self, name: str) -> PolicyScore:
+        """One policy's scores."""
+        return next(score for score in self.policies if score.policy == name)
+
+
+def summarise(
+    records: Sequence[Record],
+    policies: Sequence[str],
+    settings: AcceptanceSettings,
+    identity: Mapping[str, Any],
+    context: Mapping[str, Any],
+    *,
+    resamples: int,
+    seed: int,
+) -> AcceptanceResult:
+    """All scores; a prompt without one full round counts in no acceptance length."""
+    by_policy = {name: [r for r in records if r["policy"] == name] for name in policies}
+    units = {name: unit_lengths(rows, settings.drafted) for name, rows in by_policy.items()}
+    full = by_policy["full"]
+    scores = []
+    for name in policies:
+        others = [other for other in dict.fromkeys(("full", settings.reference)) if other != name]
+        gaps = tuple(_gap(units[name], units[other], other, resamples, seed) for other in others)
+        scores.append(_score(name, by_policy[name], units, gaps, settings))
+    return AcceptanceResult(
+        identity=dict(identity),
+        context=dict(context),
+        prompts=len(full),
+        documents=len({r["unit"] for r in full}),
+        prompt_tokens=(min(r["prompt_tokens"] for r in full), max(r["prompt_tokens"] for r in full)),
+        output_tokens=sum(r["tokens"] for r in full),
+        candidates=settings.select_from,
+        bin=settings.bin,
+        policies=tuple(scores),
+    )
+
+
+def whole_rounds(record: Record, drafted: int) -> list[list[Any]]:
+    """Rounds that drafted the full number: near the length limit fewer are, and they say less."""
+    return [row for row in record["rounds"] if row[1] == drafted]
+
+
+def unit_lengths(records: Sequence[Record], drafted: int) -> dict[str, float]:
+    """Document -> mean over its prompts of 1 + accepted per round."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        rounds = whole_rounds(record, drafted)
+        if rounds:
+            found[record["unit"]].append(1 + fmean(row[2] for row in rounds))
+    return {unit: fmean(values) for unit, values in found.items()}
+
+
+def pooled(rounds: Sequence[Sequence[Any]]) -> float:
+    """1 + accepted tokens per round."""
+    return 1 + fmean(row[2] for row in rounds)
+
+
+def _gap(
+    left: Mapping[str, float], right: Mapping[str, float], against: str, resamples: int, seed: int
+) -> Gap:
+    shared = [unit for unit in left if unit in right]
+    interval = bca([left[unit] - right[unit] for unit in shared], resamples=resamples, seed=seed)
+    return Gap(against=against, mean=interval.mean, low=interval.low, high=interval.high, n=interval.n)
+
+
+def _score(
+    name: str,
+    rows: Sequence[Record],
+    units: Mapping[str, Mapping[str, float]],
+    gaps: tuple[Gap, ...],
+    settings: AcceptanceSettings,
+) -> PolicyScore:
+    rounds = [row for record in rows for row in whole_rounds(record, settings.drafted)]
+    bins: dict[int, list[Sequence[Any]]] = defaultdict(list)
+    for row in rounds:
+        bins[row[0] // settings.bin].append(row)
+    retained = [row[5] for record in rows for row in record["rounds"] if row[5] is not None]
+    changed = [value for record in rows for value in record["changed"]]
+    tokens = sum(record["tokens"] for record in rows)
+    refreshes = sum(record["refreshes"] for record in rows)
+    selections = refreshes + sum(record["budget"] is not None for record in rows)
+    scored = sum(record["score_seconds"] for record in rows)
+    macro = fmean(units[name].values())
+    return PolicyScore(
+        policy=name,
+        al_pooled=pooled(rounds),
+        al_macro=macro,
+        of_full=macro / fmean(units["full"].values()),
+        gaps=gaps,
+        refreshes_per_1000=1000 * refreshes / tokens,
+        curve=tuple(pooled(bins[at]) if bins[at] else None for at in range(max(bins) + 1)),
+        by_place=tuple(fmean(row[2] >= place for row in rounds) for place in range(1, settings.drafted + 1)),
+        retained=fmean(retained) if retained and name != "full" else None,
+        changed=fmean(changed) if changed else None,
+        score_ms=1000 * scored / selections if scored else None,
+        draft_ms=1000 * sum(record["seconds"] for record in rows) / tokens,
+        widest=max(record["widest"] for record in rows),
+        equal=fmean(record["equal"] for record in rows),
+        agreed=_mean_of(rows, "agreed"),
+        nll=_mean_of(rows, "nll"),
+    )
+
+
+def _mean_of(rows: Sequence[Record], key: str) -> float | None:
+    values = [record[key] for record in rows if key in record]
+    return fmean(values) if values else None

@@ -1,0 +1,136 @@
+"""A refresh controller made into a repository: the shared layout, `controller.json` in place of splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ridgefit.errors import BadInput
+from ridgefit.files import new_folder, sha256_file, write_json, write_text
+from ridgefit.hub.build import Base, without_places
+from ridgefit.hub.card import About, document, table
+from ridgefit.hub.check import check_repository, repository_files
+from ridgefit.hub.layout import CARD, CONFIG, NOTICE, PROVENANCE, SUMS, RepoConfig, sums_text
+from ridgefit.maps.refresh import (
+    CONTROLLER,
+    GateRule,
+    LinearRule,
+    RefreshController,
+    load_controller,
+    save_controller,
+)
+
+_TAGS = ("ridgefit", "rift", "speculative-decoding", "kv-cache")
+
+
+def is_controller(folder: Path) -> bool:
+    """Whether a folder holds a refresh controller; says nothing about its state."""
+    return (folder / CONTROLLER).is_file()
+
+
+def build_controller_repository(source: Path, out: Path, base: Base, about: About) -> RepoConfig:
+    """Write a repository, whole or not at all, and judge what was written.
+
+    Args:
+        source: folder of `ridgefit calibrate refresh`.
+        out: must not exist or be empty.
+        base: the target model.
+        about: licence and data for the card; results are the controller's own test.
+
+    Raises:
+        BadInput: a damaged controller, one that found no rule, or a folder that cannot be written.
+    """
+    found = load_controller(source)
+    if found.rule.kind == "none":
+        raise BadInput(
+            f"the calibration in {source} found no controller, so there is nothing to publish",
+            "publish one that passed its selection",
+        )
+    origin = found.fingerprint
+    config = RepoConfig(
+        kind="refresh-controller",
+        base_model=base.name,
+        base_model_revision=base.revision,
+        base_model_stated_by="fit" if base.stated_by == "fit" else "publisher",
+        family=origin.family,
+        dims=origin.dims,
+        layer_kinds=origin.layer_kinds,
+        dtype=origin.dtype,
+        config_sha256=origin.config_sha256,
+        tokenizer_sha256=str(origin.tokenizer_sha256),
+        splits={},
+        versions=dict(found.versions),
+    )
+    with new_folder(out) as folder:
+        save_controller(found, folder)
+        write_json(folder / CONFIG, config.model_dump(mode="json"))
+        provenance = {"draft": found.draft, "versions": found.versions, "documents": len(found.test)}
+        write_json(folder / PROVENANCE, {"format": "ridgefit-provenance-1", **without_places(provenance)})
+        if about.licence.notice:
+            write_text(folder / NOTICE, about.licence.notice)
+        hashes = {path: sha256_file(folder / path) for path in repository_files(folder)}
+        write_text(folder / SUMS, sums_text(hashes))
+        write_text(folder / CARD, document(config, about, _body(config, found, about), _TAGS))
+        check_repository(folder)
+    return config
+
+
+def _body(config: RepoConfig, found: RefreshController, about: About) -> Iterator[str]:
+    base = (
+        f"[{config.base_model}](https://huggingface.co/{config.base_model}/tree/{config.base_model_revision})"
+    )
+    itself = found.draft.get("weights_sample_sha256") == found.target.get("weights_sample_sha256")
+    drafter = "itself" if itself else f"{found.draft.get('name')}"
+    yield f"\n# {about.repo.partition('/')[2]}\n"
+    yield (
+        f"A controller for speculative decoding with {base} as the target and {drafter} as the draft: it "
+        "decides from what the draft knows by itself when the draft's compressed cache is selected again. "
+        "The output is the target's own, whatever it decides."
+    )
+    if about.licence.sentence:
+        yield f"\n{about.licence.sentence}"
+    yield "\n## Use\n"
+    yield (
+        f"```\nridgefit pull {about.repo} --out FOLDER\n"
+        "ridgefit generate TARGET --draft DRAFT --draft-policy rift-ada --controller FOLDER "
+        "--prompt-file prompt.txt\n```"
+    )
+    yield "\n## Controller\n"
+    yield table(("setting", "value"), list(_settings(found)))
+    yield "\n## Tested once, on documents of its own\n"
+    test = found.scores.get("test", {})
+    rows = [("this controller", test["ada"])] if "ada" in test else []
+    rows += list(test.get("controls", {}).items())
+    against = f"minus periodic {found.cache['every']}"
+    yield table(
+        ("schedule", "acceptance length", against, "refreshes per 1,000 tokens"),
+        [
+            (
+                name,
+                f"{row['al']:.3f}",
+                f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]",
+                f"{row['refreshes']:.1f}",
+            )
+            for name, row in rows
+        ],
+    )
+    yield f"\nVerdict: {test.get('verdict', 'not tested')}."
+    yield "\n## Limits\n"
+    yield (
+        "- Thresholds are of this pair, this budget, greedy decoding and texts like those it was made on.\n"
+        "- A refresh costs time on the drafting device, which is not measured here."
+    )
+
+
+def _settings(found: RefreshController) -> Iterator[tuple[str, str]]:
+    if isinstance(found.rule, GateRule):
+        gates = [f"{name} below {value:.4g}" for name, value in found.rule.below.items()]
+        gates += [f"{name} above {value:.4g}" for name, value in found.rule.above.items()]
+        yield "refresh when", (" or " if found.rule.combine == "any" else " and ").join(gates)
+    elif isinstance(found.rule, LinearRule):
+        yield "refresh when", f"a weighted score of {len(found.rule.signals)} signals passes a threshold"
+    yield "looks every", f"{found.interval} tokens"
+    yield "gaps", f"at least {found.min_gap}, at most {found.max_gap or 'any number of'} tokens"
+    size = found.cache.get("budget") or f"{found.cache.get('keep_ratio'):g} of the prompt"
+    yield "budget", f"{size}, {found.cache.get('recent_share'):g} of it for the newest columns"
+    yield "drafted", f"{found.drafted} tokens a round, temperature {found.temperature:g}"

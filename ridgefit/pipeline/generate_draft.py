@@ -1,0 +1,110 @@
+"""Text of a target with a draft whose cache is compressed: the target's own text, in fewer of its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from ridgefit.errors import BadInput
+from ridgefit.maps.refresh import load_controller
+from ridgefit.pipeline.prompting import Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
+from ridgefit.recipe import DraftGenerateSettings, GenerateSettings, ModelSettings
+from ridgefit.runtime.draft import CacheSettings, policy_of
+from ridgefit.runtime.draft.controllers import Controller
+from ridgefit.runtime.draft.frozen import controller_from
+from ridgefit.runtime.speculative import Decoded, Draft, drafting
+from ridgefit.runtime.speculative.pair import Pair, load_pair
+
+
+class Drafted(BaseModel):
+    """What a prompt became.
+
+    Attributes:
+        text: the new text, special tokens left out.
+        policy: of the draft's cache.
+        prompt_tokens: tokens of the prompt.
+        new_tokens: tokens generated.
+        acceptance_length: tokens per verification, the target's own included.
+        rounds: verifications.
+        refreshes: re-selections of the draft's cache.
+        budget: most columns that draft attention may see; None without compression.
+        widest: most that it saw.
+        first_token_seconds: from the call to the first new token.
+        seconds: the whole call.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str
+    policy: str
+    prompt_tokens: int
+    new_tokens: int
+    acceptance_length: float | None
+    rounds: int
+    refreshes: int
+    budget: int | None
+    widest: int
+    first_token_seconds: float
+    seconds: float
+
+
+def generate_draft(
+    model: ModelSettings, settings: GenerateSettings, drafted: DraftGenerateSettings
+) -> Drafted:
+    """Generate from one prompt by speculative decoding.
+
+    Raises:
+        BadInput: no prompt, sizes or models that do not fit, a controller of another pair, or maps beside.
+    """
+    if settings.maps is not None or settings.policy is not None:
+        raise BadInput(
+            "a draft is not combined with maps or a recall policy", "leave --maps and --policy out"
+        )
+    text = prompt_text(settings)
+    policy = policy_of(drafted.draft_policy)
+    cache = CacheSettings(**drafted.cache())
+    pair = load_pair(model.load_options(), drafted.draft)
+    ids = prompt_ids(pair.target, text, settings)
+    draft = Draft(pair.draft.model, policy, cache, _controller(pair, drafted), drafted.drafted)
+    clock = Clock()
+    reports: list[Decoded] = []
+    torch.manual_seed(settings.seed)  # both models sample from the global generator
+    started = time.perf_counter()
+    with torch.no_grad():
+        sequence = pair.target.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=settings.new_tokens,
+            streamer=clock,
+            logits_processor=[numbers],
+            pad_token_id=pad_id(pair.target.tokenizer),
+            custom_generate=drafting(draft, reports.append, streamer=clock),
+            **sampling(settings.temperature),
+        )
+    seconds = time.perf_counter() - started
+    found = reports[0]
+    whole = [row.accepted for row in found.rounds if row.drafted == drafted.drafted]
+    return Drafted(
+        text=str(pair.target.tokenizer.decode(sequence[0, ids.shape[1] :], skip_special_tokens=True)),
+        policy=policy.name,
+        prompt_tokens=ids.shape[1],
+        new_tokens=len(found.tokens),
+        acceptance_length=1 + sum(whole) / len(whole) if whole else None,
+        rounds=len(found.rounds),
+        refreshes=found.refreshes,
+        budget=found.budget,
+        widest=found.widest,
+        first_token_seconds=clock.first - started,
+        seconds=seconds,
+    )
+
+
+def _controller(pair: Pair, drafted: DraftGenerateSettings) -> Callable[[], Controller] | None:
+    if drafted.controller is None:
+        return None
+    frozen = load_controller(drafted.controller)
+    frozen.require_models(pair.target.identity(), pair.draft.identity())
+    return controller_from(frozen)
