@@ -43,6 +43,7 @@ def build_latent(name: str = "kimi_linear", *, seed: int = 0, **overrides: Any) 
 
     from ridgefit.models import kimi_linear_rotated as rotated
 
+    torch.manual_seed(seed)  # decay rates keep what transformers draws
     if name.startswith("deepseek"):
         own = {"q_lora_rank": None, "first_k_dense_replace": 4, "hidden_size": 36}
         family = "DeepseekV2" if name == "deepseek_v2" else "DeepseekV3"
@@ -66,7 +67,6 @@ def build_latent(name: str = "kimi_linear", *, seed: int = 0, **overrides: Any) 
                 parameter.copy_(0.2 * noise + 1.0)
             else:
                 parameter.copy_(1.3 * noise / (parameter.shape[-1] if "embed" not in key else 1) ** 0.5)
-    torch.manual_seed(0)
     return model.eval()
 
 

@@ -122,7 +122,7 @@ def test_a_policy_keeps_what_was_measured(loaded: LoadedLatent, texts: Path, tmp
 
 def test_prompts_can_find_their_own_thresholds(loaded: LoadedLatent, texts: Path, tmp_path: Path) -> None:
     """What is reported is what the runtime finds on the same documents, prompt by prompt."""
-    wanted_here = wanted(texts, contexts=4, thresholds="prompt", target=0.5)
+    wanted_here = wanted(texts, contexts=4, thresholds="prompt", target=0.5, conformal="true")
     policy = calibrate_recall(loaded, wanted_here, tmp_path / "policy")
     assert not policy.bases
     assert len(policy.manifest.provenance["judged"]) == 4
