@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ridgefit.corpus.prompts import Prompt, cut_prompts, documents_of
 from ridgefit.errors import BadInput, CheckFailed
 from ridgefit.evaluate.acceptance_summary import AcceptanceResult, summarise
@@ -17,7 +19,7 @@ from ridgefit.maps.refresh import RefreshController, load_controller
 from ridgefit.recipe.drafting import AcceptanceSettings, DraftCacheSettings
 from ridgefit.runtime.draft import CacheSettings, policy_of
 from ridgefit.runtime.draft.frozen import controller_from
-from ridgefit.runtime.speculative import Decoded, Draft, decode, replay
+from ridgefit.runtime.speculative import Chooser, Decoded, Draft, decode, replay
 from ridgefit.runtime.speculative.pair import Pair, PairPool, end_tokens, greedy, load_pair, stop_at
 from ridgefit.runtime.speculative.standalone import along
 from ridgefit.versions import library_versions, machine
@@ -70,6 +72,8 @@ def evaluate_acceptance(
     frozen = load_controller(settings.controller) if settings.controller else None
     if "rift-ada" in policies and frozen is None:
         raise BadInput("policy rift-ada needs a controller", "name one with controller=FOLDER")
+    if settings.temperature and settings.loop == "replay":
+        raise BadInput("sampled text depends on the draft, so it cannot be replayed", "add loop=real")
     if settings.reference not in policies:
         raise BadInput(
             f"the reference {settings.reference!r} is not among the policies",
@@ -128,6 +132,7 @@ def score_prompt(pair: Pair, job: Job) -> list[dict[str, Any]]:
                 tokens,
                 settings.new_tokens,
                 stop=stop,
+                chooser=chooser_of(settings, job.prompt),
                 measure_every=settings.measure_every,
             )
         else:
@@ -157,6 +162,15 @@ def draft_of(
     controller = controller_from(frozen) if policy == "rift-ada" and frozen is not None else None
     cache = cache_settings(settings)
     return Draft(pair.draft.model, policy_of(policy), cache, controller, settings.drafted)
+
+
+def chooser_of(settings: AcceptanceSettings, prompt: Prompt) -> Chooser:
+    """Greedy, or sampling with a seed that depends on the prompt alone: every policy gets the same draws."""
+    if settings.temperature == 0:
+        return Chooser()
+    generator = torch.Generator().manual_seed(int(prompt.sha256[:12], 16))
+    warm = settings.temperature
+    return Chooser(sample=True, process=lambda _, scores: scores / warm, generator=generator)
 
 
 def cache_settings(settings: DraftCacheSettings) -> CacheSettings:

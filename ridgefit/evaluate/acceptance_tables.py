@@ -21,7 +21,8 @@ def title(result: AcceptanceResult) -> str:
     return (
         f"acceptance length of {result.identity['draft']['name']} for {result.identity['target']['name']}: "
         f"{result.prompts} prompts of {first} to {last} tokens from {result.documents} documents, {sizes}, "
-        f"{settings['drafted']} drafted, greedy, {settings['loop']} loop, candidates {result.candidates}"
+        f"{settings['drafted']} drafted, {_text(settings['temperature'])}, {settings['loop']} loop, "
+        f"candidates {result.candidates}"
     )
 
 
@@ -64,6 +65,10 @@ def _scores(score: PolicyScore, standalone: bool) -> tuple[str, ...]:
     if standalone:
         cells += ["" if score.agreed is None else f"{100 * score.agreed:.1f} %", _number(score.nll)]
     return tuple(cells)
+
+
+def _text(temperature: float) -> str:
+    return f"temperature {temperature:g}" if temperature else "greedy"
 
 
 def _gap(mean: float, low: float | None, high: float | None) -> str:

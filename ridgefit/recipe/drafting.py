@@ -82,6 +82,7 @@ class AcceptanceSettings(PromptSettings, _AcceptanceTask):
     loop: Literal["replay", "real"] = Field(
         "replay", description="replay the target's greedy text (equal to the real loop), or decode for real"
     )
+    temperature: float = Field(0.0, ge=0, description="of the output; above 0 needs loop=real")
     standalone: bool = Field(
         False, description="also decode with the model itself under each policy, without verification"
     )

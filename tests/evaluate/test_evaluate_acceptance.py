@@ -162,6 +162,7 @@ def test_greedy_is_the_models_own(tiny_model: Any, random_tokens: Any) -> None:
         ({"policies": ("rift-ada",), "reference": "rift-ada"}, "needs a controller"),
         ({"reference": "oracle"}, "'oracle' is not among the policies"),
         ({"window": 20}, "window of 20 columns is above the budget of 12"),
+        ({"temperature": 1.0}, "cannot be replayed"),
         ({"new_tokens": 500}, "positions of 512"),
         ({"prompt": (4000,)}, "no document in"),
         ({"instruction": "Go on.", "prompt": (120,)}, None),
@@ -235,3 +236,13 @@ def test_the_commands(
 def test_sizes_default_to_an_eighth() -> None:
     assert DraftGenerateSettings(draft="self").cache()["keep_ratio"] == 0.125
     assert DraftGenerateSettings(draft="self", budget=9).cache()["keep_ratio"] is None
+
+
+def test_sampled_text_has_an_acceptance_length_too(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+    folder = tiny_folder("llama", num_hidden_layers=1)
+    own = settings(texts, temperature=1.0, loop="real", policies=("rift-dyn",))
+    found = evaluate_acceptance(options(folder), own, tmp_path / "out", resamples=100)
+    # Draft and target are one model: equal distributions are always accepted, whatever is drawn.
+    assert found.policy("full").al_macro == 4.0
+    assert 1.0 <= found.policy("rift-dyn").al_macro < 4.0
+    assert found.policy("full").equal < 1

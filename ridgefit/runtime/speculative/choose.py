@@ -44,8 +44,13 @@ class Chooser:
 
     def draw(self, distribution: Tensor) -> int:
         """A token from `[vocab]` probabilities."""
-        return int(torch.multinomial(distribution, 1, generator=self.generator))
+        return int(torch.multinomial(self._near(distribution), 1, generator=self.generator))
 
     def uniform(self, device: torch.device) -> float:
         """A number from [0, 1)."""
-        return float(torch.rand(1, generator=self.generator, device=device, dtype=torch.float64))
+        place = device if self.generator is None else self.generator.device
+        return float(torch.rand(1, generator=self.generator, device=place, dtype=torch.float64))
+
+    def _near(self, distribution: Tensor) -> Tensor:
+        """Draws happen where the generator is."""
+        return distribution if self.generator is None else distribution.to(self.generator.device)
