@@ -253,6 +253,10 @@ def test_verify_tries_a_policys_promises(
         shown = json.loads(capsys.readouterr().out)
         return status, {line["check"]: line["detail"] for line in shown["lines"]}
 
+    assert main(["inspect", str(tmp_path / "policy"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["ratio"] == 8.0
+    assert main(["inspect", str(tmp_path / "policy")]) == 0
+    assert "held-out recall" in capsys.readouterr().out
     assert run()[0] == 0
     status, lines = run("--model", str(folders["kimi_linear"]))
     assert status == 0

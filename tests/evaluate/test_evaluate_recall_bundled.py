@@ -40,7 +40,7 @@ def test_selection_before_the_question_needs_no_query(loaded: LoadedLatent, tmp_
         policy=(tmp_path / "policy",),
         selectors=("branch", "streaming", "h2o"),
         recall_selectors=("streaming",),
-        trials=3,
+        trials=2,
         needle_tokens=512,
     )
     result = evaluate_recall(loaded, wanted, tmp_path / "out")

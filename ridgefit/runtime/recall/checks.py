@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from ridgefit.maps.recall import RecallPolicy
 from ridgefit.models.latent import ROTATED, LatentModel
@@ -61,7 +60,7 @@ def check_policy(recall: Recall, model: Any, *, prompt: int = 96, seed: int = 0)
     vocabulary = int(latent.config.vocab_size)
     tokens = torch.randint(0, vocabulary, (1, prompt + _STEPS), generator=generator).to(latent.device)
     with torch.no_grad():
-        stock = _steps(model, latent, tokens, prompt)
+        stock = _steps(latent, tokens, prompt)
         whole: dict[str, dict[str, Any]] = {
             "every row kept": {"ratio": 1.0, "rows": None, "recall": False},
             "every row fetched": {"z": math.inf, "gate": False, "recall": True, "cap": prompt},
@@ -69,7 +68,7 @@ def check_policy(recall: Recall, model: Any, *, prompt: int = 96, seed: int = 0)
         for name, changes in whole.items():
             changed = _changed(recall.policy, prompt, changes)
             with changed.applied(model) as report:
-                found = _steps(model, latent, tokens, prompt)
+                found = _steps(latent, tokens, prompt)
             difference = float((found - stock).abs().max())
             limit = LIMITS.get(latent.dtype, LIMITS[torch.float32])
             fetched = sum(sum(layer.fetched) for layer in report.layers.values())
@@ -78,7 +77,7 @@ def check_policy(recall: Recall, model: Any, *, prompt: int = 96, seed: int = 0)
                 passed=difference <= limit and (fetched > 0) == (name == "every row fetched"),
                 detail=f"{fetched} rows fetched, largest difference {difference:.3g} nats, at most {limit:g}",
             )
-        after = _steps(model, latent, tokens, prompt)
+        after = _steps(latent, tokens, prompt)
     yield RecallCheck(
         "off", passed=bool(torch.equal(after, stock)), detail="the model is as it was, bit for bit"
     )
@@ -93,12 +92,12 @@ def _changed(policy: RecallPolicy, prompt: int, changes: dict[str, Any]) -> Reca
     return Recall(replace(policy, manifest=manifest))
 
 
-def _steps(model: Any, latent: LatentModel, tokens: Tensor, prompt: int) -> Tensor:
+def _steps(latent: LatentModel, tokens: Tensor, prompt: int) -> Tensor:
     """Log-probabilities `[steps, vocab]` fp32 of steps of one token after a prompt."""
-    cache = DynamicCache(config=latent.config)
-    model(tokens[:, :prompt], cache=cache, logits_to_keep=1)
+    cache = latent.new_cache()
+    latent.feed(tokens[:, :prompt], cache)
     steps = [
-        model(tokens[:, at : at + 1], cache=cache).logits[0, -1].float().log_softmax(-1)
+        latent.feed(tokens[:, at : at + 1], cache)[0, -1].float().log_softmax(-1)
         for at in range(prompt, tokens.shape[1])
     ]
     return torch.stack(steps)
