@@ -22,6 +22,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format format-check lint types tests test-all \
         smollm2 bundled smollm2-window bundled-window gemma3-window refresh-smollm2 refresh-pair refresh-training \
+        bundled-rows smollm2-rows bench-rows \
         bench-capture bench-solve bench-prefill clean
 
 help:  ## list the targets
@@ -68,6 +69,16 @@ $(SMOLLM2)/model.safetensors: | $(READY)
 bundled: $(READY)  ## both bundled models at half depth, with intervals
 	$(BIN)/ridgefit run recipes/bundled-llama.yaml
 	$(BIN)/ridgefit run recipes/bundled-qwen3.yaml
+
+bundled-rows: $(READY)  ## which exact rows bring copying back on the bundled Llama-family model
+	$(BIN)/ridgefit run recipes/bundled-rows.yaml
+
+smollm2-rows: $(SMOLLM2)/model.safetensors  ## SmolLM2-135M: exact rows, splices, corrections at five depths (for a GPU)
+	$(BIN)/ridgefit run recipes/smollm2-rows.yaml --set 'data.data=["$(CALIBRATION)"]' \
+	    --set 'evaluate.tasks.0.data=["$(DEVELOPMENT)"]' --set evaluate.fraction=$(FRACTION)
+
+bench-rows: $(READY)  ## time and peak memory of exact rows in a prompt of 16,384 tokens
+	$(BIN)/python recipes/bench_rows.py
 
 smollm2: $(SMOLLM2)/model.safetensors  ## SmolLM2-135M: splits 11, 15, 19 in one capture, scored, with a report
 	$(BIN)/ridgefit run recipes/smollm2-135m.yaml --set 'data.data=["$(CALIBRATION)"]' \

@@ -1,4 +1,4 @@
-"""Tiny random models with a latent cache: Kimi Linear, its rotated twin, DeepSeek-V3.
+"""Tiny random models with a latent cache: Kimi Linear, its rotated twin, DeepSeek-V2 and V3.
 
 Weights are drawn wide, so that attention is far from uniform and a row left out shows.
 """
@@ -34,7 +34,7 @@ _KIMI = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "mlp_layer_types": ["dense"] * 4,
 }
-NAMES = ("kimi_linear", "kimi_linear_rotated", "deepseek_v3")
+NAMES = ("kimi_linear", "kimi_linear_rotated", "deepseek_v2", "deepseek_v3")
 
 
 def build_latent(name: str = "kimi_linear", *, seed: int = 0, **overrides: Any) -> Any:
@@ -43,11 +43,12 @@ def build_latent(name: str = "kimi_linear", *, seed: int = 0, **overrides: Any) 
 
     from ridgefit.models import kimi_linear_rotated as rotated
 
-    if name == "deepseek_v3":
-        own = {"q_lora_rank": None, "first_k_dense_replace": 4}
-        model = transformers.DeepseekV3ForCausalLM(
-            transformers.DeepseekV3Config(**{**_COMMON, **own, **overrides})
-        )
+    torch.manual_seed(seed)  # decay rates keep what transformers draws
+    if name.startswith("deepseek"):
+        own = {"q_lora_rank": None, "first_k_dense_replace": 4, "hidden_size": 36}
+        family = "DeepseekV2" if name == "deepseek_v2" else "DeepseekV3"
+        config = getattr(transformers, f"{family}Config")(**{**_COMMON, **own, **overrides})
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
     elif name == "kimi_linear":
         model = transformers.KimiLinearForCausalLM(
             transformers.KimiLinearConfig(**{**_COMMON, **_KIMI, **overrides})
@@ -66,7 +67,6 @@ def build_latent(name: str = "kimi_linear", *, seed: int = 0, **overrides: Any) 
                 parameter.copy_(0.2 * noise + 1.0)
             else:
                 parameter.copy_(1.3 * noise / (parameter.shape[-1] if "embed" not in key else 1) ** 0.5)
-    torch.manual_seed(0)
     return model.eval()
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from ridgefit.corpus import read_documents
 from ridgefit.corpus.encoding import Encoder
@@ -98,11 +98,10 @@ def read_context(
     hooks.attach()
     try:
         with torch.no_grad():
-            cache = DynamicCache(config=loaded.latent.config)
-            before, after = ids[None, :-queries].to(loaded.latent.device), ids[None, -queries:]
-            loaded.model(before, cache=cache, logits_to_keep=1)
+            cache = loaded.latent.new_cache()
+            loaded.latent.feed(ids[None, :-queries], cache)
             reader.part(cache)
-            loaded.model(after.to(loaded.latent.device), cache=cache, logits_to_keep=1)
+            loaded.latent.feed(ids[None, -queries:], cache)
     finally:
         hooks.detach()
     return dict(reader.contexts(cache))
@@ -142,13 +141,13 @@ class Harvest:
         else:
             self._inner.observe(layer, attention, queries)
 
-    def part(self, cache: DynamicCache) -> None:
+    def part(self, cache: Any) -> None:
         """Part the rows of every latent layer."""
         for index in self._layers:
             layer: LatentLayer = cache.layers[index]
             self._tiers[index] = self._inner.parted(layer, index)
 
-    def contexts(self, cache: DynamicCache) -> Iterator[tuple[int, LayerContext]]:
+    def contexts(self, cache: Any) -> Iterator[tuple[int, LayerContext]]:
         """What was harvested, by layer."""
         for index, tier in self._tiers.items():
             layer: LatentLayer = cache.layers[index]

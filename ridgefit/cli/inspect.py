@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,11 +26,33 @@ def inspect(
     output: Output,
 ) -> None:
     """What maps hold, in a folder or on the Hub; of the latter only headers are fetched."""
-    from ridgefit.hub import look, names_repository
+    from ridgefit.hub import is_policy, look, names_repository
     from ridgefit.maps import inspect
 
+    if not names_repository(maps) and is_policy(Path(maps)):
+        _policy(Path(maps), output)
+        return
     result = look(maps) if names_repository(maps) else inspect(maps)
     output.result(result, lambda console: _show(console, result))
+
+
+def _policy(folder: Path, output: Output) -> None:
+    """What a recall policy holds."""
+    from ridgefit.maps.recall import RecallPolicy
+
+    manifest = RecallPolicy.load(folder).manifest
+
+    def show(console: Console) -> None:
+        from ridgefit.cli.render import pairs
+
+        rows = [("layout", "recall policy"), ("base model", _name(manifest.fingerprint.model_dump()))]
+        rows += [(name, str(value)) for name, value in manifest.settings.model_dump().items()]
+        for index, layer in manifest.layers.items():
+            recall = "unknown" if layer.recall is None else f"{100 * layer.recall:.1f} %"
+            rows.append((f"layer {index}", f"z {layer.z:.2f}, held-out recall {recall}"))
+        console.print(pairs(rows))
+
+    output.result(manifest, show)
 
 
 def _show(console: Console, result: dict[str, Any]) -> None:

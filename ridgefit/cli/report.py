@@ -23,8 +23,10 @@ def report(
     """A page with tables and plots from an evaluation folder."""
     from ridgefit.cli.render import plain
     from ridgefit.evaluate import report
+    from ridgefit.evaluate.recall.result import EVALUATION
+    from ridgefit.evaluate.recall.tables import recall_report
 
-    path = report(folder, maps=maps)
+    path = recall_report(folder) if (folder / EVALUATION).is_file() else report(folder, maps=maps)
     output.result({"report": path}, lambda console: plain(console, f"written to {path}"))
 
 

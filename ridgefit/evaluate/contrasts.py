@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ridgefit.evaluate.refinements import CONTROLS
+from ridgefit.recipe.rows import selector_settings
 
 if TYPE_CHECKING:
     from ridgefit.evaluate.arms import Arm
@@ -19,8 +20,8 @@ def contrasted(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
 
     A ridge arm against other fills with the same rows exact (POP whatever its rows), and against the
     evaluation's maps where it has its own. Any fill with chosen rows, corrections, a splice or sink rows
-    against itself without them, and with chosen rows against the controls: random rows, a longer tail, and
-    the question hidden.
+    against itself without them, and with chosen rows against controls of the same count: random rows, a
+    longer tail, and the question hidden.
     """
     for arm in arms:
         if arm.kind == "ridge":
@@ -32,8 +33,8 @@ def contrasted(arms: Sequence[Arm]) -> Iterator[tuple[Arm, Arm]]:
         base = base_of(arm, arms)
         if base is not None:
             yield arm, base
-        if arm.rows and not _controls(arm):
-            yield from ((arm, other) for other in arms if _controls(other) and _alike(arm, other))
+        if arm.rows and arm.rows[-1].select not in CONTROLS:
+            yield from ((arm, other) for other in arms if _controls(other, arm) and _alike(arm, other))
 
 
 def base_of(arm: Arm, arms: Sequence[Arm]) -> Arm | None:
@@ -71,8 +72,15 @@ def _other_maps(arm: Arm, other: Arm) -> bool:
     )
 
 
-def _controls(arm: Arm) -> bool:
-    return any(one.select in CONTROLS for one in arm.rows)
+def _controls(other: Arm, arm: Arm) -> bool:
+    """Whether `other` spends on a control what the last selector of `arm` spends on its own rows."""
+    if not other.rows or other.rows[-1].select not in CONTROLS or other.rows[:-1] != arm.rows[:-1]:
+        return False
+    control, own = (one.rows[-1].model_dump() for one in (other, arm))
+    if control.get("like") is not None:
+        return selector_settings(control["like"]) == arm.rows[-1]
+    counted = "share" in own and "count" in own and not own.get("base_rules")
+    return counted and all(control[name] == own[name] for name in ("share", "count"))
 
 
 def _alike(arm: Arm, other: Arm) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -128,7 +129,7 @@ def share_cell(found: Removed) -> str:
     ends = (
         "–" if found.low is None or found.high is None else f"{100 * found.low:.0f}, {100 * found.high:.0f}"
     )
-    return f"{100 * found.share:.0f} % [{ends}]".replace("-", "−")
+    return re.sub(r"-0(?![\d.])", "0", f"{100 * found.share:.0f} % [{ends}]").replace("-", "−")
 
 
 def bound_grid(task: TaskResult) -> Grid:

@@ -2,7 +2,15 @@
 
 from ridgefit.models.call import layer_input
 from ridgefit.models.linear import WriteMetric
-from ridgefit.models.load import LoadedModel, device_of, find_model, load_model, split_revision
+from ridgefit.models.load import (
+    LoadedLatent,
+    LoadedModel,
+    device_of,
+    find_model,
+    load_latent,
+    load_model,
+    split_revision,
+)
 from ridgefit.models.partcache import PartCache
 from ridgefit.models.port import LayerKind, Port, Written
 from ridgefit.models.registry import FAMILIES, port_of
@@ -13,6 +21,7 @@ from ridgefit.models.scattered import ScatteredRows
 __all__ = [
     "FAMILIES",
     "LayerKind",
+    "LoadedLatent",
     "LoadedModel",
     "PartCache",
     "Port",
@@ -24,6 +33,7 @@ __all__ = [
     "device_of",
     "find_model",
     "layer_input",
+    "load_latent",
     "load_model",
     "port_of",
     "split_revision",

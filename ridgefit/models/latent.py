@@ -157,6 +157,28 @@ class LatentModel:
             found["tokenizer_sha256"] = tokenizer_sha256(tokenizer)
         return found
 
+    def new_cache(self) -> Any:
+        """An empty cache of the kind that a reader can take over."""
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.config)
+
+    def feed(self, ids: Tensor, cache: Any, *, keep: int = 1) -> Tensor:
+        """Run the whole model over further tokens.
+
+        Args:
+            ids: `[batch, new]`, without padding.
+            cache: of the tokens before them; grows.
+            keep: positions at the end whose logits are wanted.
+
+        Returns:
+            Logits `[batch, keep, vocab]`.
+        """
+        model: Any = self.model
+        given = {cache_keyword(model): cache, "use_cache": True, "logits_to_keep": keep}
+        logits: Tensor = model(ids.to(self.device), **given).logits
+        return logits
+
     @torch.no_grad()
     def branch_spread(self) -> dict[int, float]:
         """How far the branch of one and the same layer input moves with its position, by layer.

@@ -260,7 +260,7 @@ class RunRecipe(Settings):
 class VerifySettings(Settings):
     """`ridgefit verify`: files alone, or with a model the promises a fill makes."""
 
-    maps: Path = Field(description="maps folder, source file, format-1 folder or Hub name")
+    maps: Path = Field(description="maps folder, source file, format-1 folder, recall policy or Hub name")
     split: int | None = Field(None, ge=1, description="which split to try on the model; default: all")
     prompt: int = Field(96, ge=2, description="random prompt tokens of the model checks")
     tail: int = Field(24, ge=1, description="exact rows of the model checks")

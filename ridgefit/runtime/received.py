@@ -8,8 +8,8 @@ from torch import Tensor
 from ridgefit.models import Port
 from ridgefit.models.call import default_positions
 
-ENTRIES = 1 << 26
-"""Scores held at once: 256 MiB in fp32."""
+ENTRIES = 1 << 23
+"""Scores held at once: 32 MiB in fp32."""
 
 
 def received(

@@ -122,7 +122,7 @@ def test_a_policy_keeps_what_was_measured(loaded: LoadedLatent, texts: Path, tmp
 
 def test_prompts_can_find_their_own_thresholds(loaded: LoadedLatent, texts: Path, tmp_path: Path) -> None:
     """What is reported is what the runtime finds on the same documents, prompt by prompt."""
-    wanted_here = wanted(texts, contexts=4, thresholds="prompt", target=0.5)
+    wanted_here = wanted(texts, contexts=4, thresholds="prompt", target=0.5, conformal="true")
     policy = calibrate_recall(loaded, wanted_here, tmp_path / "policy")
     assert not policy.bases
     assert len(policy.manifest.provenance["judged"]) == 4
@@ -236,3 +236,36 @@ def test_generate_reads_through_a_policy(
     assert "every step read everything" in capsys.readouterr().err
     assert main([*words, "--prompt", prompt, "--maps", str(tmp_path)]) == 2
     assert "not applied together" in capsys.readouterr().err
+
+
+def test_verify_tries_a_policys_promises(
+    folders: dict[str, Path],
+    loaded: LoadedLatent,
+    texts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calibrate_recall(loaded, wanted(texts, contexts=4), tmp_path / "policy")
+    words = ["verify", str(tmp_path / "policy"), "--json"]
+
+    def run(*more: str) -> tuple[int, dict[str, str]]:
+        status = main([*words, *more])
+        shown = json.loads(capsys.readouterr().out)
+        return status, {line["check"]: line["detail"] for line in shown["lines"]}
+
+    assert main(["inspect", str(tmp_path / "policy"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["ratio"] == 8.0
+    assert main(["inspect", str(tmp_path / "policy")]) == 0
+    assert "held-out recall" in capsys.readouterr().out
+    assert run()[0] == 0
+    status, lines = run("--model", str(folders["kimi_linear"]))
+    assert status == 0
+    assert set(lines) == {"policy", "fingerprint", "premise", "every row kept", "every row fetched", "off"}
+    assert lines["every row kept"].startswith("0 rows")
+    status, lines = run("--model", str(folders["kimi_linear_rotated"]))
+    assert (status, "family" in lines["fingerprint"]) == (1, True)
+    path = tmp_path / "policy" / "policy.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    status, lines = run()
+    assert status == 1
+    assert "policy.safetensors" in lines["policy"]

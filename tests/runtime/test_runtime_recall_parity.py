@@ -180,6 +180,51 @@ def test_copies_of_a_cache_go_their_own_ways() -> None:
     torch.testing.assert_close(found, want, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_state_follows_its_sequence(placement: str) -> None:
+    """Reordered, repeated and selected sequences step on as they would have in their old places."""
+    model = build_latent("deepseek_v3")  # KDA caches of transformers cannot be repeated
+    recall = policy(model, "deepseek_v3", ratio=6.0, placement=placement)
+    tokens, mask = padded([60, 45, 52])
+    step = ids(3, batch=1, seed=9).T
+    later = torch.cat([mask, torch.ones(3, 2).long()], 1)
+
+    def stepped(change, rows: list[int]) -> torch.Tensor:
+        cache = DynamicCache(config=model.config)
+        model(tokens, attention_mask=mask, cache=cache)
+        model(step, attention_mask=later[:, :-1], cache=cache)
+        change(cache)
+        return model(step[rows], attention_mask=later[rows], cache=cache).logits
+
+    with torch.no_grad(), recall.applied(model):
+        want = stepped(lambda cache: None, [0, 1, 2])
+        swapped = stepped(lambda cache: cache.reorder_cache(torch.tensor([2, 0, 1])), [2, 0, 1])
+        twice = stepped(lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2])
+        some = stepped(lambda cache: cache.batch_select_indices(torch.tensor([2, 1])), [2, 1])
+    torch.testing.assert_close(swapped, want[[2, 0, 1]], atol=1e-5, rtol=0)
+    torch.testing.assert_close(twice, want.repeat_interleave(2, 0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(some, want[[2, 1]], atol=1e-5, rtol=0)
+    assert (want[0] - want[1]).abs().max() > 1e-2
+
+
+def test_a_cropped_cache_is_parted_anew() -> None:
+    model = build_latent("deepseek_v3")
+    recall = policy(model, "deepseek_v3", ratio=6.0, placement="host")
+    with torch.no_grad(), recall.applied(model):
+        cache = DynamicCache(config=model.config)
+        model(ids(60), cache=cache)
+        model(ids(1, seed=1), cache=cache)
+        cache.crop(-20)
+        assert cache.get_seq_length() == 41
+        found = model(ids(1, seed=3), cache=cache).logits
+        fresh = DynamicCache(config=model.config)
+        model(ids(60)[:, :41], cache=fresh)
+        want = model(ids(1, seed=3), cache=fresh).logits
+    assert cache.layers[0].states[0].closed == fresh.layers[0].states[0].closed == 32
+    assert torch.equal(cache.layers[0].states[0].kept, fresh.layers[0].states[0].kept)
+    assert found.shape == want.shape
+
+
 def test_a_reset_cache_starts_anew() -> None:
     model = build_latent("deepseek_v3")
     recall = policy(model, "deepseek_v3", ratio=4.0)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from ridgefit.errors import CheckFailed
 from ridgefit.evaluate.recall.arms import RecallArm
@@ -74,18 +73,18 @@ def score_sample(
         yield arm.label, RecallScore(nll, right, retained, layers)
 
 
-def _prefilled(loaded: LoadedLatent, sample: RecallSample, arm: RecallArm) -> DynamicCache:
+def _prefilled(loaded: LoadedLatent, sample: RecallSample, arm: RecallArm) -> Any:
     with _reading(loaded, PrefixReader(arm.policy, loaded.latent.layers)), torch.no_grad():
-        cache = DynamicCache(config=loaded.latent.config)
-        loaded.model(sample.prefix[None].to(loaded.latent.device), cache=cache, logits_to_keep=1)
+        cache = loaded.latent.new_cache()
+        loaded.latent.feed(sample.prefix[None], cache)
     return cache
 
 
 @torch.no_grad()
-def _losses(loaded: LoadedLatent, sample: RecallSample, cache: DynamicCache) -> tuple[float, bool]:
+def _losses(loaded: LoadedLatent, sample: RecallSample, cache: Any) -> tuple[float, bool]:
     """Summed loss of the scored tokens and whether each is the likeliest, all read in one call."""
     rest: Tensor = sample.rest.to(loaded.latent.device)
-    logits = loaded.model(rest[None, :-1], cache=cache, logits_to_keep=sample.scored).logits[0].float()
+    logits = loaded.latent.feed(rest[None, :-1], cache, keep=sample.scored)[0].float()
     wanted = rest[-sample.scored :]
     nll = torch.nn.functional.cross_entropy(logits.double(), wanted, reduction="sum")
     return float(nll), bool((logits.argmax(-1) == wanted).all())

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from ridgefit.evaluate.recall.result import ArmResult, Interval, RecallResult
+from pathlib import Path
+
+from ridgefit.evaluate.recall.result import ArmResult, Interval, RecallResult, load_recall_result
 from ridgefit.evaluate.tables import Grid, markdown
+from ridgefit.files import write_text
 
 
 def recall_grids(result: RecallResult) -> list[Grid]:
     """All tables in order."""
     return [_gates(result), _quality(result), _costs(result)]
+
+
+def recall_report(folder: Path) -> Path:
+    """Write `report.md` of a finished recall evaluation.
+
+    Raises:
+        BadInput: it is not finished or not readable.
+    """
+    result = load_recall_result(folder)
+    path = folder / "report.md"
+    title = f"# Recall evaluation of {result.identity['model']['name']}"
+    write_text(path, "\n\n".join([title, *recall_markdown(result)]) + "\n")
+    return path
 
 
 def recall_markdown(result: RecallResult) -> list[str]:

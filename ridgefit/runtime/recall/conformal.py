@@ -19,6 +19,8 @@ from ridgefit.runtime.recall.sketch import Sketch, estimates
 Target = Literal["max1", "true"]
 _LEAST = 1e-12
 """Certificates below this count as this, so that exact entries give finite factors."""
+_SCORES = 1 << 25
+"""Scores of one kind held at once, so that long prompts do not need many times their cache."""
 _GUARD = 1e-9
 """What rounding may add before a whole number is passed."""
 
@@ -95,19 +97,36 @@ def evidence(
     Returns:
         Pairs that see at least one row of each kind.
     """
+    count = queries.shape[1]
+    step = max(1, _SCORES // (queries.shape[0] * (attended.shape[0] + archived.shape[0])))
+    if step < count:
+        parts = [
+            evidence(
+                queries[:, at : at + step],
+                attended,
+                attended_seen[at : at + step],
+                archived,
+                archived_seen[at : at + step],
+                entries,
+                basis,
+                scale,
+            )
+            for at in range(0, count, step)
+        ]
+        return Evidence.joined(parts)
     near = (scale * queries @ attended.T).masked_fill(~attended_seen, -torch.inf)
     far = (scale * queries @ archived.T).masked_fill(~archived_seen, -torch.inf)
     truth, place = far.max(-1)
     found, certificate = estimates(queries, entries, basis, scale)
     usable = (attended_seen.any(-1) & archived_seen.any(-1)).expand(truth.shape)
-    parts = (
+    found_parts = (
         near.amax(-1),
         entropy(near),
         truth,
         found.gather(-1, place[..., None])[..., 0],
         certificate.gather(-1, place[..., None])[..., 0],
     )
-    return Evidence(*(part[usable] for part in parts))
+    return Evidence(*(part[usable] for part in found_parts))
 
 
 def entropy(scores: Tensor) -> Tensor:
