@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from torch import Tensor
 
 from ridgefit.errors import BadInput
@@ -143,6 +143,12 @@ class PolicyManifest(_Frozen):
     layers: dict[int, LayerThresholds] = {}
     probe: dict[int, float] = {}
     provenance: dict[str, Any] = {}
+
+    @field_validator("layers", "probe")
+    @classmethod
+    def _in_order(cls, value: dict[int, Any]) -> dict[int, Any]:
+        """JSON sorts numbers as words."""
+        return dict(sorted(value.items()))
 
 
 @dataclass(frozen=True)

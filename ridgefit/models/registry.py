@@ -9,6 +9,7 @@ from torch import nn
 from ridgefit.errors import BadInput
 from ridgefit.models.gemma3 import Gemma3Port
 from ridgefit.models.granite import GranitePort
+from ridgefit.models.latent import LATENT_FAMILIES
 from ridgefit.models.llama import LlamaPort
 from ridgefit.models.mistral import MistralPort
 from ridgefit.models.olmo2 import Olmo2Port
@@ -65,6 +66,11 @@ def _is_decoder(module: nn.Module) -> bool:
 def _unknown(config: Any) -> BadInput:
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     name = getattr(text, "model_type", "") or "without a model_type"
+    if name in LATENT_FAMILIES:
+        return BadInput(
+            f"models of the family {name!r} keep a latent cache, whose late layers no map fills",
+            "`ridgefit calibrate recall` makes recall policies for them",
+        )
     return BadInput(
         f"no port says what a layer of the model family {name!r} writes to its cache "
         f"(known: {', '.join(sorted(FAMILIES))})",

@@ -57,6 +57,7 @@ class RidgeFill:
         self._placed: tuple[object, LateInputs] | None = None
         self._told: set[str] = set()
         self._vocabulary: Vocabulary | None = None
+        self._choice: tuple[object, RowChoice] | None = None
 
     @classmethod
     def load(cls, path: str | Path, split: int | None = None) -> RidgeFill:
@@ -259,17 +260,24 @@ class RidgeFill:
             raise BadInput("a splice leaves corrections nothing to correct", "use one of them")
         if splice is not None and splice not in SPLICES:
             raise BadInput(f"there is no splice {splice!r}", f"known: {', '.join(SPLICES)}")
-        choice = None
-        if rows is not None:
-            choice = RowChoice.ready(
+        choice = None if rows is None else self._choice_of(tuple(rows), port, tail, tokenizer)
+        return Refinement(choice, corrections, splice)
+
+    def _choice_of(self, rows: tuple[Selector, ...], port: Port, tail: int, tokenizer: object) -> RowChoice:
+        """Selectors made ready; kept, since their tables are read and compared only once that way."""
+        vocabulary = self._vocabulary_of(tokenizer)
+        key = (rows, port.vocab, tail, vocabulary)
+        if self._choice is None or self._choice[0] != key:
+            ready = RowChoice.ready(
                 rows,
                 port=port,
                 split=self.split,
                 tail=tail,
-                vocabulary=self._vocabulary_of(tokenizer),
+                vocabulary=vocabulary,
                 maps=self.maps.path if self.maps is not None else None,
             )
-        return Refinement(choice, corrections, splice)
+            self._choice = (key, ready)
+        return self._choice[1]
 
     def _vocabulary_of(self, tokenizer: object) -> Vocabulary | None:
         """What the tokens are; kept, so that a second block need not look them up again."""

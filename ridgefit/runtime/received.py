@@ -8,8 +8,8 @@ from torch import Tensor
 from ridgefit.models import Port
 from ridgefit.models.call import default_positions
 
-ENTRIES = 1 << 23
-"""Scores held at once: 32 MiB in fp32."""
+ENTRIES = 1 << 22
+"""Scores held at once: 16 MiB in fp32."""
 
 
 def received(
@@ -23,7 +23,7 @@ def received(
 ) -> Tensor:
     """Attention summed over query rows and heads, for every column.
 
-    Scores and softmax are in fp32, sums in fp64: few columns of a long prompt hold most of it.
+    Scores and softmax are in fp32, and so is the sum over rows; heads are added in fp64.
 
     Args:
         queries: `[batch, heads, rows, width]` of the columns from `first` on, after rotary.
@@ -50,15 +50,15 @@ def received(
     for sample in range(batch):
         mask = visible if valid is None else visible & valid[sample]
         # A row that sees nothing is padding; it gets a column to look at, and its answer is left out.
-        mask = mask | (place == asking[:, None])
+        unseen = ~(mask | (place == asking[:, None]))
         for start in range(0, heads, step):
             part = range(start, min(start + step, heads))
             own = keys[sample, [head // group for head in part]]
-            scores = (queries[sample, part.start : part.stop] @ own.transpose(-1, -2)).float() * scale
-            shares = scores.masked_fill_(~mask, float("-inf")).softmax(dim=-1)
+            scores = (queries[sample, part.start : part.stop] @ own.transpose(-1, -2)).float().mul_(scale)
+            scores = scores.masked_fill_(unseen, float("-inf")).softmax(dim=-1)
             if valid is not None:
-                shares = shares * valid[sample, first : first + rows, None]
-            found[sample] += shares.sum(dim=(0, 1), dtype=torch.float64)
+                scores *= valid[sample, first : first + rows, None]
+            found[sample] += scores.sum(dim=1).double().sum(dim=0)
     return found
 
 

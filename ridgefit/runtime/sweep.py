@@ -57,7 +57,7 @@ def first_sweep(
         for window, rows in probes.items():
             there = _there(total, tail, window, valid, keys.device)
             own = hidden[window].to(keys.device)
-            rotary = (rows.take(cos, dim=1), rows.take(sin, dim=1))
+            rotary = (rows.take(cos, dim=1).to(keys.device), rows.take(sin, dim=1).to(keys.device))
             queries = port.queries(layer, own, rotary)
             hidden[window] = port.run_rows(
                 layer, own, rows, keys, values, position_ids=position_ids, valid=there

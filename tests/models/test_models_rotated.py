@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ridgefit.errors import BadInput
 from ridgefit.models.kimi_linear_rotated import (
     KimiLinearForCausalLM,
     RotatedKimiLinearConfig,
     RotatedKimiLinearForCausalLM,
     register,
 )
+from ridgefit.models.registry import require_family
 
 SHAPE = {
     "vocab_size": 64,
@@ -93,3 +96,8 @@ def test_saved_twin_loads_and_generates(tmp_path) -> None:
     padded = again.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False, eos_token_id=None)
     alone = model.generate(ids[:1, 2:], max_new_tokens=4, do_sample=False, eos_token_id=None)
     assert padded[0, 6:].tolist() == alone[0, 4:].tolist()
+
+
+def test_maps_are_refused_for_latent_caches() -> None:
+    with pytest.raises(BadInput, match=r"latent cache.*calibrate recall"):
+        require_family(RotatedKimiLinearConfig(**SHAPE))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from ridgefit.errors import BadInput
 from ridgefit.files import read_json
@@ -94,6 +94,12 @@ class ArmResult(_Frozen):
     loss: Interval | None
     mass: Interval | None
     layers: dict[int, LayerCost]
+
+    @field_validator("layers")
+    @classmethod
+    def _in_order(cls, value: dict[int, LayerCost]) -> dict[int, LayerCost]:
+        """JSON sorts numbers as words."""
+        return dict(sorted(value.items()))
 
 
 class RecallResult(_Frozen):
