@@ -99,5 +99,5 @@ def test_saved_twin_loads_and_generates(tmp_path) -> None:
 
 
 def test_maps_are_refused_for_latent_caches() -> None:
-    with pytest.raises(BadInput, match="latent cache.*calibrate recall"):
+    with pytest.raises(BadInput, match=r"latent cache.*calibrate recall"):
         require_family(RotatedKimiLinearConfig(**SHAPE))
