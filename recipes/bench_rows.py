@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS[:-1])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--one", choices=ARMS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -62,7 +63,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     )
     name, *rest = arguments.one.split()
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=rest[0] if rest else "sdpa")
-    model = model.eval().to(arguments.device)
+    model = model.eval().to(arguments.device, getattr(torch, arguments.dtype))
     unit = LayerMap(torch.eye(64), torch.zeros(64))
     fill = RidgeFill.of(MapSet.of(dict.fromkeys(range(SPLIT, 8), unit)))
     rows = None
@@ -84,6 +85,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "arm": arguments.one,
         "tokens": arguments.tokens,
+        "dtype": arguments.dtype,
         "rows_chosen": report.rows_chosen // arguments.repeats if report else 0,
         "seconds": round(sorted(times)[len(times) // 2], 3),
         "peak_mib": round(peak / 2**20, 1),

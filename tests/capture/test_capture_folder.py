@@ -145,13 +145,21 @@ def test_a_changed_model_text_or_machine_is_named(
     assert capture(tiny_loaded(), store, settings, unfinished).record.state == "complete"
 
 
+class Eager:
+    """A port that says of itself that it attends eagerly."""
+
+    attention = "eager"
+
+    def __init__(self, port: Any) -> None:
+        self._port = port
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+
 def tiny_eager(loaded: Any) -> Any:
     """The same model as one that was loaded with eager attention."""
-    port = SimpleNamespace(
-        **{name: getattr(loaded.port, name) for name in ("decoder", "device", "n_layers", "vocab")}
-    )
-    port.attention = "eager"
-    return SimpleNamespace(port=port, identity=loaded.identity, ref=loaded.ref)
+    return SimpleNamespace(port=Eager(loaded.port), identity=loaded.identity, ref=loaded.ref)
 
 
 def test_dtype_is_part_of_the_identity(tiny_folder: Callable[..., Path], store: TokenStore) -> None:

@@ -246,3 +246,21 @@ def test_sampled_text_has_an_acceptance_length_too(tiny_folder: Folder, texts: P
     assert found.policy("full").al_macro == 4.0
     assert 1.0 <= found.policy("rift-dyn").al_macro < 4.0
     assert found.policy("full").equal < 1
+
+
+def test_a_hybrid_drafts_for_itself_and_is_drafted_for(
+    tiny_folder: Folder, tiny_tokenizer: Any, texts: Path, tmp_path: Path
+) -> None:
+    """Recurrent layers on both sides, through the loading path that asks for no port."""
+    from tiny_models import build_hybrid
+
+    hybrid = tmp_path / "hybrid"
+    build_hybrid(layers=2).save_pretrained(hybrid)
+    tiny_tokenizer.save_pretrained(hybrid)
+    own = settings(texts, policies=("rift-dyn",), new_tokens=16)
+    found = evaluate_acceptance(options(hybrid), own, tmp_path / "self", resamples=100)
+    assert found.policy("full").al_macro == 4.0
+    llama = str(tiny_folder("llama", num_hidden_layers=1))
+    real = own.model_copy(update={"draft": llama, "loop": "real"})
+    found = evaluate_acceptance(options(hybrid), real, tmp_path / "other", resamples=100)
+    assert all(score.equal == 1.0 for score in found.policies)

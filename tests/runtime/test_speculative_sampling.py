@@ -73,7 +73,7 @@ def test_the_test_would_notice_the_drafts_distribution() -> None:
     """Samples of the draft model itself fail the same test by far."""
     chooser = Chooser(sample=True, generator=torch.Generator().manual_seed(1))
     draft = Draft(words(1), POLICIES["full"], drafted=2)
-    counts = Counter(tuple(decode(words(1), draft, PROMPT, 3, chooser=chooser).tokens) for _ in range(100))
+    counts = Counter(tuple(decode(words(1), draft, PROMPT, 3, chooser=chooser).tokens) for _ in range(300))
     assert chi_square(counts, exact_distribution(3)) < 1e-6
 
 
