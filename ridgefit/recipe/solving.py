@@ -180,10 +180,6 @@ class SolveSettings(Settings):
                 "with features auto, rank and layers belong to the candidates: write --candidates "
                 "previous-1/rank=32/layers=first:5"
             )
-        if self.keep_candidates and not self.compares:
-            raise ValueError(
-                "there are no candidates to keep: name some with --candidates, or say --features auto"
-            )
         labels = [candidate.label for candidate in self.candidates]
         twice = next((label for label in labels if labels.count(label) > 1), None)
         if twice is not None:

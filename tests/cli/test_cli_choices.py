@@ -33,7 +33,6 @@ SETTINGS = sorted(
         ("solve none --out x --features auto --rank 4", "write --candidates previous-1/rank=32"),
         ("solve none --out x --layers banana", "must look like all or first:5 or 16-20"),
         ("plan bundled:llama --layers 9-x", "must look like all or first:5 or 16-20"),
-        ("solve none --out x --keep-candidates", "name some with --candidates, or say --features auto"),
         ("generate bundled:llama --draft self --prompt x --prefill-chunk 4 --tail 8",
          "--tail, --prefill-chunk would do nothing with --draft, which fills no rows: leave"),
         ("generate bundled:llama --draft self --prompt x --rows special", "--rows would do nothing"),
