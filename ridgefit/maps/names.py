@@ -117,10 +117,15 @@ def require_state_first(names: Sequence[str], where: str) -> tuple[str, ...]:
     Raises:
         BadInput: another feature is first, or one is named twice.
     """
-    if not names or names[0] != "state" or len(set(names)) != len(names):
+    if not names or names[0] != "state":
         raise BadInput(
-            f"the features {', '.join(names) or '(none)'} of {where} do not begin with state, each once",
+            f"the features {', '.join(names) or '(none)'} of {where} do not begin with state",
             "name state first",
+        )
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadInput(
+            f"the features {', '.join(names)} of {where} name {twice!r} twice", "name each feature once"
         )
     return tuple(names)
 

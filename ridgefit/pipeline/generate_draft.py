@@ -18,6 +18,10 @@ from ridgefit.runtime.draft.frozen import controller_from
 from ridgefit.runtime.speculative import Decoded, Draft, drafting
 from ridgefit.runtime.speculative.pair import Pair, load_pair
 
+# A draft reads the prompt in one dense pass; silence would let a user believe that these were applied.
+_OF_A_FILL = ("arm", "split", "tail", "sink_rows", "rows", "prefill_chunk")
+_UNSET = GenerateSettings.model_fields
+
 
 class Drafted(BaseModel):
     """What a prompt became.
@@ -62,6 +66,12 @@ def generate_draft(
     if settings.maps is not None or settings.policy is not None:
         raise BadInput(
             "a draft is not combined with maps or a recall policy", "leave --maps and --policy out"
+        )
+    unused = [name for name in _OF_A_FILL if getattr(settings, name) != _UNSET[name].default]
+    if unused:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        raise BadInput(
+            f"{options} would do nothing with --draft, which fills no rows", f"leave {options} out"
         )
     text = prompt_text(settings)
     policy = policy_of(drafted.draft_policy)

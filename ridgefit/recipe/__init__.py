@@ -311,7 +311,10 @@ class PushSettings(Settings):
     repo: str = Field(description="Hub name 'org/name'")
     revision: str = Field("main", description="branch that moves; made from main if it is new")
     tag: str | None = Field(
-        None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="tag to set on the commit"
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        examples=["v1"],
+        description="tag to set on the commit",
     )
     private: bool = Field(False, description="make a new repository private")
     pr: bool = Field(False, description="open a pull request instead of moving the branch")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ridgefit.recipe.base import ArmKind, Device, DType, Settings
-from ridgefit.recipe.solving import LAYERS_PATTERN, CandidateSettings
+from ridgefit.recipe.solving import LAYERS_PATTERN, CandidateSettings, each_once
 
 
 class MapReadsSettings(Settings):
@@ -23,8 +23,14 @@ class MapReadsSettings(Settings):
     layers: str = Field(
         "all",
         pattern=LAYERS_PATTERN,
+        examples=["all", "first:5", "16-20"],
         description="late layers that read more than the state: all, first:5 above the split, or 16-20",
     )
+
+    @field_validator("features")
+    @classmethod
+    def _each_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return each_once(names)
 
     @property
     def plain(self) -> bool:

@@ -16,6 +16,18 @@ LAYERS_PATTERN = r"^(all|first:[1-9][0-9]{0,3}|[0-9]{1,4}-[0-9]{1,4})$"
 _WHOLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
+def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Features as they were given.
+
+    Raises:
+        ValueError: one is named twice.
+    """
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{', '.join(names)} names {twice!r} twice; name each feature once")
+    return names
+
+
 class CandidateSettings(Settings):
     """One way for maps to read more than the split state.
 
@@ -119,6 +131,7 @@ class SolveSettings(Settings):
     layers: str = Field(
         "all",
         pattern=LAYERS_PATTERN,
+        examples=["all", "first:5", "16-20"],
         description="late layers that read more than the state: all, first:5 above the split, or 16-20",
     )
     metric: Metric = Field(
@@ -147,6 +160,13 @@ class SolveSettings(Settings):
         """`features: auto` needs no brackets."""
         return (given,) if isinstance(given, str) else given
 
+    @field_validator("features")
+    @classmethod
+    def _each_once(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if names is not None and "auto" in names[1:] + names[:-1]:
+            raise ValueError("auto chooses the features itself; leave the others out, or leave auto out")
+        return None if names is None else each_once(names)
+
     @model_validator(mode="after")
     def _grid(self) -> SolveSettings:
         if not all(0 <= a < inf for a in self.alphas) or len(set(self.alphas)) != len(self.alphas):
@@ -156,7 +176,10 @@ class SolveSettings(Settings):
     @model_validator(mode="after")
     def _one_way_to_choose(self) -> SolveSettings:
         if self.auto and (self.rank is not None or self.layers != "all"):
-            raise ValueError("with features auto, rank and layers belong to the candidates")
+            raise ValueError(
+                "with features auto, rank and layers belong to the candidates: write --candidates "
+                "previous-1/rank=32/layers=first:5"
+            )
         labels = [candidate.label for candidate in self.candidates]
         twice = next((label for label in labels if labels.count(label) > 1), None)
         if twice is not None:

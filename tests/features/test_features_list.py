@@ -32,7 +32,7 @@ def test_order_is_the_users_own() -> None:
     ("names", "match"),
     [
         ([], "begin with state"),
-        (["state", "state"], "each once"),
+        (["state", "state"], "name each feature once"),
         (["mlp", "state"], "begin with state"),
         (["sate"], "did you mean 'state'"),
         (["state", "previous"], "did you mean 'previous-1'"),
