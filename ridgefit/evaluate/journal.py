@@ -67,6 +67,10 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._handle)
+        # Settings that the first sample refuses will be changed, and then its lines would be in the way.
+        first = len({(key.task_sha256, key.sample) for key in self.records}) <= 1
+        if isinstance(error, BadInput) and self.session == 0 and first:
+            self.path.unlink(missing_ok=True)
 
     def append(self, key: Key, body: Mapping[str, Any]) -> None:
         """Add one line; a later line with the same key replaces it.

@@ -134,3 +134,19 @@ def test_first_difference_names_types_and_lengths() -> None:
     assert first_difference({"a": 1}, {"a": 1}) is None
     assert first_difference({"a": 1}, {"a": True}) == ("a", 1, True)
     assert first_difference({"a": [1]}, {"a": [1, 2]}) == ("a", [1], [1, 2])
+
+
+def test_settings_that_the_first_sample_refuses_leave_no_results_behind(tmp_path: Path) -> None:
+    first, second = (Key("task", sample, "prompt", "exact") for sample in ("0", "1"))
+    with pytest.raises(BadInput, match="row 5000"), Journal(tmp_path, {"rows": 5000}, {}) as journal:
+        journal.append(first, {})
+        raise BadInput("row 5000 is outside", "name another")
+    with (
+        pytest.raises(BadInput, match="later"),
+        Journal(tmp_path, {"rows": 50}, {}) as journal,
+    ):
+        journal.append(first, {})
+        journal.append(second, {})
+        raise BadInput("later", "")
+    with Journal(tmp_path, {"rows": 50}, {}) as journal:
+        assert set(journal.records) == {first, second}  # what was scored before is kept
