@@ -45,7 +45,7 @@ def policy(folder: Path, **settings: Any) -> Path:
             settings=RecallSettings(**{"ratio": 16.0, "rank": 8, **settings}),
             fingerprint=Fingerprint.of(IDENTITY),
             layers=layers,
-            provenance={"documents": {"/home/me/a.jsonl": "ef" * 32}, "versions": {"ridgefit": "0.1.0"}},
+            provenance={"documents": {"/data/me/a.jsonl": "ef" * 32}, "versions": {"ridgefit": "0.1.0"}},
         ),
         {index: torch.eye(8, 24) for index in layers},
     ).save(folder)
