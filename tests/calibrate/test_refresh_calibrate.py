@@ -17,6 +17,7 @@ from ridgefit.calibrate.refresh.traces import TraceJob, continuation, trace
 from ridgefit.corpus.prompts import Prompt, cut_prompts, split_documents
 from ridgefit.errors import BadInput
 from ridgefit.evaluate.acceptance import evaluate_acceptance
+from ridgefit.evaluate.acceptance_page import cautions
 from ridgefit.maps.refresh import load_controller
 from ridgefit.recipe import AcceptanceSettings, CalibrateRefreshSettings
 from ridgefit.runtime.draft import CacheSettings, Drafter, policy_of
@@ -91,7 +92,7 @@ def test_calibrate_freeze_test_and_use(tiny_folder: Folder, texts: Path, tmp_pat
         every=16,
         new_tokens=20,
         drafted=3,
-        policies=("rift-ada", "rift-dyn"),
+        policies=("rift-dyn",),  # the controller adds rift-ada
         controller=out,
     )
     with pytest.raises(BadInput, match="were used to make the controller"):
@@ -105,6 +106,8 @@ def test_calibrate_freeze_test_and_use(tiny_folder: Folder, texts: Path, tmp_pat
     unseen = acceptance.model_copy(update={"data": (str(held),)})
     result = evaluate_acceptance(options(folder), unseen, tmp_path / "unseen", resamples=100)
     assert result.identity["controller"]["sha256"] == loaded.frozen_sha256
+    assert [score.policy for score in result.policies] == ["full", "rift-dyn", "rift-ada"]
+    assert "made under other settings: every 8, here 16." in " ".join(cautions(result))
     other = tiny_folder("llama", num_hidden_layers=1, seed=7)
     with pytest.raises(BadInput, match="of another target model"):
         evaluate_acceptance(options(other), unseen, tmp_path / "other", resamples=100)
