@@ -58,6 +58,8 @@ def _drafted(
 
     result = generate_draft(model, settings, drafted)
     output.result(result, lambda console: plain(console, result.text))
+    if result.controller == "none":
+        output.warn("the controller found no rule, so the cache was selected again periodically")
     length = "" if result.acceptance_length is None else f"{result.acceptance_length:.2f} tokens a round, "
     output.say(
         f"{result.policy}: {result.new_tokens} tokens in {result.rounds} rounds, {length}"

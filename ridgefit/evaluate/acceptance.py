@@ -15,7 +15,7 @@ from ridgefit.evaluate.acceptance_summary import RESULT, AcceptanceResult, summa
 from ridgefit.files import canonical_json, folder_lock, read_json, sha256_bytes, write_json
 from ridgefit.maps.refresh import RefreshController, load_controller
 from ridgefit.recipe.drafting import AcceptanceSettings, DraftCacheSettings
-from ridgefit.runtime.draft import CacheSettings, policy_of
+from ridgefit.runtime.draft import POLICIES, CacheSettings, policy_of
 from ridgefit.runtime.draft.frozen import controller_from
 from ridgefit.runtime.speculative import (
     Decoded,
@@ -26,11 +26,19 @@ from ridgefit.runtime.speculative import (
     replay_known,
     require_whole_round,
 )
-from ridgefit.runtime.speculative.pair import Pair, PairPool, end_tokens, load_pair, stop_at
+from ridgefit.runtime.speculative.pair import (
+    Pair,
+    PairPool,
+    end_tokens,
+    load_pair,
+    require_positions,
+    stop_at,
+)
 from ridgefit.runtime.speculative.standalone import along
 from ridgefit.versions import library_versions, machine
 
 LINES, IDENTITY = "acceptance.jsonl", "identity.json"
+ALL = "all"
 FORMAT = "ridgefit-acceptance-2"
 Progress = Callable[[int, int, str], None]
 
@@ -73,8 +81,7 @@ def evaluate_acceptance(
         BadInput: policies, sizes, models or a controller that do not fit; a folder with other results.
         CheckFailed: output of the real loop that is not the target's own.
     """
-    adaptive = ("rift-ada",) if settings.controller else ()
-    policies = tuple(dict.fromkeys(("full", *settings.policies, *adaptive)))
+    policies = _policies(settings)
     for name in policies:
         policy_of(name)
     cache_settings(settings)
@@ -92,6 +99,8 @@ def evaluate_acceptance(
     if frozen is not None:
         frozen.require_models(pair.target.identity(), pair.draft.identity())
         frozen.require_unseen(documents_of(prompts))
+    for prompt in prompts:
+        require_positions(pair, prompt.id, len(prompt.tokens) + settings.new_tokens)
     identity = _identity(pair, settings, prompts, policies, frozen, seed)
     pool = PairPool(target, settings.draft, pair, settings.workers)
     with folder_lock(out):
@@ -117,12 +126,6 @@ def score_prompt(pair: Pair, job: Job) -> list[dict[str, Any]]:
     """Records of one prompt, one per policy; the target's own text is made once and replayed."""
     settings = job.settings
     tokens = list(job.prompt.tokens)
-    limit = pair.target.positions
-    if limit is not None and len(tokens) + settings.new_tokens > limit:
-        raise BadInput(
-            f"prompt {job.prompt.id} needs {len(tokens) + settings.new_tokens} positions of {limit}",
-            "shorten --prompt or --new-tokens",
-        )
     ends = frozenset[int]() if settings.forced else end_tokens(pair.target)
     stop = stop_at(ends)
     sampling = Sampling(settings.temperature, f"{job.seed}/{job.prompt.sha256}")
@@ -205,6 +208,15 @@ def _record(prompt: Prompt, policy: str, found: Decoded) -> dict[str, Any]:
         "prefill_seconds": found.prefill_seconds,
         "seconds": found.seconds,
     }
+
+
+def _policies(settings: AcceptanceSettings) -> tuple[str, ...]:
+    """Whole cache first; `all` is every policy, of which rift-ada needs its controller."""
+    named = list(settings.policies)
+    if ALL in named:
+        named = [name for name in POLICIES if name != "rift-ada"]
+    adaptive = ["rift-ada"] if settings.controller else []
+    return tuple(dict.fromkeys(["full", *named, *adaptive]))
 
 
 def _prompts(pair: Pair, settings: AcceptanceSettings, fraction: float) -> list[Prompt]:

@@ -215,5 +215,6 @@ def _method(result: AcceptanceResult) -> str:
         "The selection after the prefill is no refresh. Replaced: share of selected columns that a refresh "
         "changes. Mass: share of full attention of the newest query on columns in sight. Draft ms/token: "
         "drafting and selecting after the prefill; a real loop's time is also the target's and is left out. "
-        "Widest: most columns that attention saw while decoding."
+        "Overhead: time of re-selections as a share of all other time after the prefill, of drafting in a "
+        "replay, of decoding in a real loop. Widest: most columns that attention saw while decoding."
     )

@@ -51,6 +51,8 @@ class PolicyScore(_Part):
         score_ms: milliseconds per selection.
         draft_ms: milliseconds of drafting and selecting per output token after the prefill; None in a real
             loop, whose time is also the target's.
+        overhead: time of re-selections as a share of all other time after the prefill: drafting in a replay,
+            decoding in a real loop (appendix D.2).
         widest: most columns attention saw.
         equal: share of prompts whose output is the target's greedy one; None for sampled text.
         agreed: standalone: share of the target's own tokens that it holds for the most likely.
@@ -70,6 +72,7 @@ class PolicyScore(_Part):
     changed: float | None
     score_ms: float | None
     draft_ms: float | None
+    overhead: float | None
     widest: int
     equal: float | None
     agreed: float | None = None
@@ -214,11 +217,17 @@ def _score(
         draft_ms=None
         if settings.loop == "real"
         else 1000 * sum(record["seconds"] for record in rows) / tokens,
+        overhead=_overhead(scored / selections * refreshes if selections else 0.0, rows),
         widest=max(record["widest"] for record in rows),
         equal=_mean_of(rows, "equal"),
         agreed=_mean_of(rows, "agreed"),
         nll=_mean_of(rows, "nll"),
     )
+
+
+def _overhead(again: float, rows: Sequence[Record]) -> float | None:
+    rest = sum(record["seconds"] for record in rows) - again
+    return again / rest if again and rest > 0 else None
 
 
 def _mean_of(rows: Sequence[Record], key: str) -> float | None:

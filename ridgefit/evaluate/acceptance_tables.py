@@ -105,12 +105,13 @@ def costs(result: AcceptanceResult) -> Rows:
             "" if score.retained is None else f"{100 * score.retained:.1f} %",
             _number(score.score_ms),
             _number(score.draft_ms),
+            "" if score.overhead is None else f"{100 * score.overhead:.1f} %",
             str(score.widest or ""),
             "" if score.equal is None else f"{100 * score.equal:.0f} %",
         )
         for score in result.policies
     ]
-    heads = ("refreshes/1K", "replaced", "mass", "score ms", "draft ms/token", "widest", "equal")
+    heads = ("refreshes/1K", "replaced", "mass", "score ms", "draft ms/token", "overhead", "widest", "equal")
     return ("policy", *heads), rows
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
 from ridgefit.errors import BadInput
-from ridgefit.maps.refresh import load_controller
+from ridgefit.hub import local_maps
+from ridgefit.maps.refresh import RefreshController, load_controller
 from ridgefit.pipeline.prompting import Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
 from ridgefit.recipe import DraftGenerateSettings, GenerateSettings, ModelSettings
 from ridgefit.runtime.draft import CacheSettings, policy_of
-from ridgefit.runtime.draft.controllers import Controller
 from ridgefit.runtime.draft.frozen import controller_from
 from ridgefit.runtime.speculative import Decoded, Draft, drafting
 from ridgefit.runtime.speculative.pair import Pair, load_pair
@@ -29,6 +28,7 @@ class Drafted(BaseModel):
     Attributes:
         text: the new text, special tokens left out.
         policy: of the draft's cache.
+        controller: what decided over refreshes under rift-ada; "none" is a file that found no rule.
         prompt_tokens: tokens of the prompt.
         new_tokens: tokens generated.
         acceptance_length: tokens per verification, the target's own included.
@@ -44,6 +44,7 @@ class Drafted(BaseModel):
 
     text: str
     policy: str
+    controller: str | None
     prompt_tokens: int
     new_tokens: int
     acceptance_length: float | None
@@ -75,10 +76,18 @@ def generate_draft(
         )
     text = prompt_text(settings)
     policy = policy_of(drafted.draft_policy)
+    if drafted.controller is not None and policy.controller is not None:
+        raise BadInput(
+            f"policy {policy.name} decides over refreshes by itself, so a controller would change it",
+            "add --draft-policy rift-ada, or leave --controller out",
+        )
     cache = CacheSettings(**drafted.cache())
     pair = load_pair(model.load_options(), drafted.draft)
     ids = prompt_ids(pair.target, text, settings)
-    draft = Draft(pair.draft.model, policy, cache, _controller(pair, drafted), drafted.drafted)
+    frozen = _controller(pair, drafted)
+    draft = Draft(
+        pair.draft.model, policy, cache, controller_from(frozen) if frozen else None, drafted.drafted
+    )
     clock = Clock()
     reports: list[Decoded] = []
     torch.manual_seed(settings.seed)  # both models sample from the global generator
@@ -100,6 +109,7 @@ def generate_draft(
     return Drafted(
         text=str(pair.target.tokenizer.decode(sequence[0, ids.shape[1] :], skip_special_tokens=True)),
         policy=policy.name,
+        controller=frozen.rule.kind if frozen else None,
         prompt_tokens=ids.shape[1],
         new_tokens=len(found.tokens),
         acceptance_length=1 + sum(whole) / len(whole) if whole else None,
@@ -112,9 +122,9 @@ def generate_draft(
     )
 
 
-def _controller(pair: Pair, drafted: DraftGenerateSettings) -> Callable[[], Controller] | None:
+def _controller(pair: Pair, drafted: DraftGenerateSettings) -> RefreshController | None:
     if drafted.controller is None:
         return None
-    frozen = load_controller(drafted.controller)
+    frozen = load_controller(local_maps(drafted.controller))
     frozen.require_models(pair.target.identity(), pair.draft.identity())
-    return controller_from(frozen)
+    return frozen

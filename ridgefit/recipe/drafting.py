@@ -76,7 +76,7 @@ class AcceptanceSettings(PromptSettings, _AcceptanceTask):
     policies: tuple[str, ...] = Field(
         ("full", "rift-stat", "rift-dyn", "snapkv", "swa", "streaming", "h2o", "random", "oracle"),
         min_length=1,
-        description="cache policies; full is always among them",
+        description="cache policies, or all; full is always among them",
     )
     controller: Path | None = Field(
         None, description="frozen controller of rift-ada, which it adds to the policies"

@@ -74,6 +74,16 @@ def test_policies_are_scored_on_the_targets_own_text(
     assert all(score.equal == 1.0 for score in real.policies)
 
 
+def test_all_is_every_policy_but_the_one_that_needs_a_controller(
+    tiny_folder: Folder, texts: Path, tmp_path: Path
+) -> None:
+    folder = tiny_folder("llama", num_hidden_layers=1)
+    own = settings(texts, policies=("all",), prompt=(40,), new_tokens=8)
+    found = evaluate_acceptance(options(folder), own, tmp_path / "out", resamples=100)
+    assert [score.policy for score in found.policies] == [name for name in POLICIES if name != "rift-ada"]
+    assert all(score.widest <= 12 for score in found.policies)
+
+
 def test_going_on_after_the_last_whole_prompt(
     tiny_folder: Folder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +172,7 @@ def test_greedy_is_the_models_own(tiny_model: Any, random_tokens: Any) -> None:
         ({"policies": ("rift-ada",), "reference": "rift-ada"}, "needs a controller"),
         ({"reference": "oracle"}, "'oracle' is not among the policies"),
         ({"window": 20}, "window of 20 columns is above the budget of 12"),
-        ({"new_tokens": 500}, "positions of 512"),
+        ({"new_tokens": 500}, "needs 540 positions, the target has 512"),
         ({"new_tokens": 3}, "in 3 new tokens no round can draft 3"),
         ({"prompt": (4000,)}, "no document in"),
         ({"instruction": "Go on.", "prompt": (120,)}, None),

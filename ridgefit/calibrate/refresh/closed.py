@@ -39,12 +39,12 @@ class Schedule:
     rule: GateRule | LinearRule | None = None
     pace: Pace = field(default_factory=Pace)
 
-    def maker(self) -> Callable[[], Controller]:
-        """Makes a new controller for each request."""
+    def maker(self, seed: int = 0) -> Callable[[], Controller]:
+        """Makes a new controller for each request; random ones draw by `seed`, so that prompts differ."""
         if self.kind == "periodic":
             return lambda: Periodic(self.every)
         if self.kind == "random":
-            return lambda: RandomMatched(self.share, self.pace.interval)
+            return lambda: RandomMatched(self.share, self.pace.interval, seed)
         if self.rule is not None:
             decide = rule_from(self.rule)
             return lambda: Adaptive(self.pace, decide)
@@ -93,7 +93,7 @@ def run_schedules(pair: Pair, job: ClosedJob) -> list[Outcome]:
             pair.draft.model,
             policy_of(POLICY),
             CacheSettings(**settings.cache()),
-            schedule.maker(),
+            schedule.maker(int(job.prompt.sha256[:12], 16)),
             settings.drafted,
         )
         if job.real or known is None:
