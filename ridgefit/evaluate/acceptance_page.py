@@ -16,6 +16,7 @@ from ridgefit.evaluate.acceptance_tables import (
     interval,
     lengths,
     mass,
+    needles,
     prompt_lengths,
     staleness,
     title,
@@ -157,6 +158,13 @@ def _page(result: AcceptanceResult, plots: dict[str, str]) -> Iterator[str]:
     yield "## Acceptance by place"
     yield "Share of rounds that accepted at least so many drafted tokens:"
     yield _table(by_place(result))
+    if result.needles:
+        yield "## Standalone"
+        yield (
+            "The target by itself with each policy's cache, greedy and unverified: numbers that lie outside "
+            "the newest columns of the budget, asked for at the prompt's end."
+        )
+        yield _table(needles(result))
     yield "## Settings"
     yield markdown(Grid("", ("setting", "value"), tuple(settings_rows(result))))
     yield "## How the numbers were made"

@@ -79,6 +79,28 @@ class PolicyScore(_Part):
     nll: float | None = None
 
 
+class NeedleScore(_Part):
+    """What the target retrieves by itself with a policy's cache.
+
+    Attributes:
+        policy: name.
+        found: share of hidden numbers that its answers contain.
+        digits: share of right digits.
+        minus_full: paired difference of `found` to the whole cache; `low` and `high` its 95 % interval.
+        low: None from one prompt.
+        high: see low.
+        n: prompts.
+    """
+
+    policy: str
+    found: float
+    digits: float
+    minus_full: float
+    low: float | None
+    high: float | None
+    n: int
+
+
 class AcceptanceResult(_Part):
     """What `acceptance.json` holds."""
 
@@ -91,6 +113,7 @@ class AcceptanceResult(_Part):
     candidates: str
     bin: int
     policies: tuple[PolicyScore, ...]
+    needles: tuple[NeedleScore, ...] = ()
 
     def policy(self, name: str) -> PolicyScore:
         """One policy's scores."""

@@ -15,7 +15,11 @@ from ridgefit.recipe import DraftGenerateSettings, GenerateSettings, ModelSettin
 from ridgefit.runtime.draft import CacheSettings, policy_of
 from ridgefit.runtime.draft.frozen import controller_from
 from ridgefit.runtime.speculative import Decoded, Draft, drafting
-from ridgefit.runtime.speculative.pair import Pair, load_pair
+from ridgefit.runtime.speculative.pair import SELF, Pair, load_pair
+from ridgefit.runtime.speculative.standalone import Alone, require_own_controller, writing
+
+NONE = "none"
+"""In place of a draft: the target alone, with a small cache and no verification."""
 
 # A draft reads the prompt in one dense pass; silence would let a user believe that these were applied.
 _OF_A_FILL = ("arm", "split", "tail", "sink_rows", "rows", "prefill_chunk")
@@ -32,7 +36,7 @@ class Drafted(BaseModel):
         prompt_tokens: tokens of the prompt.
         new_tokens: tokens generated.
         acceptance_length: tokens per verification, the target's own included.
-        rounds: verifications.
+        rounds: verifications; 0 without a draft.
         refreshes: re-selections of the draft's cache.
         budget: most columns that draft attention may see; None without compression.
         widest: most that it saw.
@@ -59,7 +63,7 @@ class Drafted(BaseModel):
 def generate_draft(
     model: ModelSettings, settings: GenerateSettings, drafted: DraftGenerateSettings
 ) -> Drafted:
-    """Generate from one prompt by speculative decoding.
+    """Generate from one prompt by speculative decoding, or by the target alone with the policy's cache.
 
     Raises:
         BadInput: no prompt, sizes or models that do not fit, a controller of another pair, or maps beside.
@@ -81,15 +85,25 @@ def generate_draft(
             f"policy {policy.name} decides over refreshes by itself, so a controller would change it",
             "add --draft-policy rift-ada, or leave --controller out",
         )
+    alone = drafted.draft == NONE
+    if alone:
+        require_own_controller(policy)
+        if drafted.drafted != DraftGenerateSettings.model_fields["drafted"].default:
+            raise BadInput("--drafted would do nothing with --draft none", "leave --drafted out")
     cache = CacheSettings(**drafted.cache())
-    pair = load_pair(model.load_options(), drafted.draft)
+    pair = load_pair(model.load_options(), SELF if alone else drafted.draft)
     ids = prompt_ids(pair.target, text, settings)
     frozen = _controller(pair, drafted)
     draft = Draft(
         pair.draft.model, policy, cache, controller_from(frozen) if frozen else None, drafted.drafted
     )
     clock = Clock()
-    reports: list[Decoded] = []
+    reports: list[Decoded | Alone] = []
+    how = (
+        writing(policy, cache, reports.append, streamer=clock)
+        if alone
+        else drafting(draft, reports.append, streamer=clock)
+    )
     torch.manual_seed(settings.seed)  # both models sample from the global generator
     started = time.perf_counter()
     with torch.no_grad():
@@ -100,12 +114,13 @@ def generate_draft(
             streamer=clock,
             logits_processor=[numbers],
             pad_token_id=pad_id(pair.target.tokenizer),
-            custom_generate=drafting(draft, reports.append, streamer=clock),
+            custom_generate=how,
             **sampling(settings.temperature),
         )
     seconds = time.perf_counter() - started
     found = reports[0]
-    whole = [row.accepted for row in found.rounds if row.drafted == drafted.drafted]
+    rounds = found.rounds if isinstance(found, Decoded) else []
+    whole = [row.accepted for row in rounds if row.drafted == drafted.drafted]
     return Drafted(
         text=str(pair.target.tokenizer.decode(sequence[0, ids.shape[1] :], skip_special_tokens=True)),
         policy=policy.name,
@@ -113,7 +128,7 @@ def generate_draft(
         prompt_tokens=ids.shape[1],
         new_tokens=len(found.tokens),
         acceptance_length=1 + sum(whole) / len(whole) if whole else None,
-        rounds=len(found.rounds),
+        rounds=len(rounds),
         refreshes=found.refreshes,
         budget=found.budget,
         widest=found.widest,

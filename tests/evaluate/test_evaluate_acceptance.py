@@ -106,6 +106,11 @@ def test_going_on_after_the_last_whole_prompt(
     assert [s.model_dump(include=keep) for s in again.policies] == [
         s.model_dump(include=keep) for s in whole.policies
     ]
+    # Half a line is not joined to what follows it: a third call finds everything done.
+    scored.clear()
+    third = evaluate_acceptance(options(folder), settings(texts), out, resamples=100)
+    assert scored == []
+    assert [s.al_macro for s in third.policies] == [s.al_macro for s in whole.policies]
     with pytest.raises(BadInput, match="results with another settings"):
         evaluate_acceptance(options(folder), settings(texts, budget=14), out, resamples=100)
 
@@ -245,6 +250,16 @@ def test_the_commands(
     assert found["widest"] <= found["budget"] == 12
     assert main([*plain, *drafted[:2], "--draft-policy", "rift-ada"]) == 2
     assert "needs a controller" in capsys.readouterr().out
+    by_itself = ["--draft", "none", "--draft-policy", "swa", "--observe", "4"]
+    assert main([*plain, *by_itself, "--budget", "200"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["text"], found["rounds"], found["acceptance_length"]) == (wanted, 0, None)
+    assert main([*plain[:-1], *by_itself, "--budget", "12"]) == 0
+    assert "16 tokens without a draft, 0 refreshes, at most 12 columns" in capsys.readouterr().err
+    assert main([*plain, *by_itself, "--budget", "12", "--drafted", "3"]) == 2
+    assert "--drafted would do nothing" in capsys.readouterr().out
+    assert main([*plain, *by_itself[:2], "--draft-policy", "rift-ada"]) == 2
+    assert "here is no draft" in capsys.readouterr().out
 
 
 def test_sizes_default_to_an_eighth() -> None:
