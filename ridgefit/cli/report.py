@@ -9,6 +9,7 @@ import typer
 
 from ridgefit.cli.options import command
 from ridgefit.cli.output import Output
+from ridgefit.errors import BadInput
 
 
 def report(
@@ -26,7 +27,10 @@ def report(
     from ridgefit.evaluate.recall.result import EVALUATION
     from ridgefit.evaluate.recall.tables import recall_report
 
-    path = recall_report(folder) if (folder / EVALUATION).is_file() else report(folder, maps=maps)
+    recall = (folder / EVALUATION).is_file()
+    if recall and maps is not None:
+        raise BadInput("--maps would do nothing for an evaluation of recall policies", "leave it out")
+    path = recall_report(folder) if recall else report(folder, maps=maps)
     output.result({"report": path}, lambda console: plain(console, f"written to {path}"))
 
 

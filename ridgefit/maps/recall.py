@@ -187,6 +187,10 @@ class RecallPolicy:
             BadInput: no policy there, a key this version does not know, or a basis missing or misshapen.
         """
         path = folder / POLICY
+        if not folder.exists():
+            raise BadInput(
+                f"policy folder {folder} does not exist", "name one of `ridgefit calibrate recall`"
+            )
         if not path.is_file():
             raise BadInput(f"{folder} holds no recall policy", "make one with `ridgefit calibrate recall`")
         try:

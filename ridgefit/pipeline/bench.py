@@ -26,7 +26,7 @@ from ridgefit.maps import Fingerprint
 from ridgefit.models import LoadedModel, device_of, load_model
 from ridgefit.pipeline.bench_arms import BenchArm, arms_of, own_maps, random_model, with_fills
 from ridgefit.pipeline.plan import find_config
-from ridgefit.recipe import BenchPrefillSettings
+from ridgefit.recipe import BenchPrefillSettings, require_used
 from ridgefit.versions import library_versions, machine
 
 Progress = Callable[[int, int, str], None]
@@ -150,7 +150,8 @@ def bench_prefill(settings: BenchPrefillSettings, progress: Progress | None = No
 
 
 def _require_consistent(settings: BenchPrefillSettings) -> None:
-    """Refuse settings that say one thing twice."""
+    """Refuse settings that say one thing twice, or nothing at all."""
+    require_used(settings)
     if settings.maps is not None and settings.model is None:
         raise BadInput("maps belong to a model, and none is named", "name it with --model")
     if settings.maps is not None and not settings.plain:

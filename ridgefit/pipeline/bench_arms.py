@@ -14,6 +14,7 @@ from ridgefit import cost
 from ridgefit.errors import BadInput
 from ridgefit.maps import Fingerprint, LayerMap, MapSet, kind_of, load_maps, read_maps_manifest
 from ridgefit.models import port_of
+from ridgefit.pipeline.candidate_list import require_late
 from ridgefit.pipeline.map_reads import MapReads
 from ridgefit.recipe import BenchPrefillSettings, MapReadsSettings
 from ridgefit.runtime import RidgeFill
@@ -60,12 +61,14 @@ def arms_of(
         BadInput: a split or tail that cannot be, or that the maps do not hold.
     """
     suggestion = cost.suggest(shape, tokens)
+    splits = settings.split or tuple(maps) or (suggestion.split,)
+    require_late(settings.reads, min(splits))
     arms = [BenchArm("exact", cost.Arm(fill="exact"))]
     for name in settings.arms:
         if name == "pop":
             arms.append(BenchArm(name, cost.pop(shape.layers)))
             continue
-        for split in settings.split or tuple(maps) or (suggestion.split,):
+        for split in splits:
             own = _own(maps, split, settings)
             sinks = settings.sink_rows
             if sinks is None:

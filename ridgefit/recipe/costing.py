@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from ridgefit.recipe.base import ArmKind, Device, DType, Settings
+from ridgefit.recipe.base import ArmKind, Device, DType, PathOrName, Settings
+from ridgefit.recipe.idle import Idle
 from ridgefit.recipe.solving import LAYERS_PATTERN, CandidateSettings, each_once
 
 
@@ -63,6 +63,15 @@ class PlanSettings(MapReadsSettings):
     )
     memory: float | None = Field(None, gt=0, description="GiB of the device; refuse what does not fit")
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("split", "tail", "sink_rows"),
+            lambda s: s.arm == "exact",
+            "for the exact arm, which fills nothing",
+        ),
+        Idle(("sink_rows",), lambda s: s.arm == "pop", "for the pop arm, which has none"),
+    )
+
 
 class BenchPrefillSettings(MapReadsSettings):
     """`ridgefit bench prefill`: exact and its arms side by side in one process."""
@@ -72,7 +81,9 @@ class BenchPrefillSettings(MapReadsSettings):
         None,
         description="a model with its own weights instead: folder, bundled:llama or Hub name",
     )
-    maps: Path | None = Field(None, description="the model's maps instead of random ones, as for generate")
+    maps: PathOrName | None = Field(
+        None, description="the model's maps instead of random ones, as for generate"
+    )
     split: tuple[int, ...] = Field((), description="split layers; default: the maps' or from QK-norm")
     tail: tuple[int, ...] = Field(
         (), description="tail lengths; default: the maps' or suggested from the prompt length"
@@ -93,3 +104,19 @@ class BenchPrefillSettings(MapReadsSettings):
         "sdpa", description="transformers' attention implementation"
     )
     seed: int = Field(0, ge=0, description="seed of weights, maps and tokens")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("preset",), lambda s: s.model is not None, "beside a model with its own weights"),
+        Idle(
+            ("split", "tail", "sink_rows", "maps"),
+            lambda s: set(s.arms) == {"pop"},
+            "for the pop arm, which has its own split and tail and no maps",
+            "time identity or ridge",
+        ),
+        Idle(
+            ("features", "rank", "layers"),
+            lambda s: "ridge" not in s.arms,
+            "without the ridge arm, whose maps they describe",
+            "time ridge",
+        ),
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from ridgefit.recipe.base import Settings
+from ridgefit.recipe.idle import Idle
 
 CACHE_KEYS = ("budget", "keep_ratio", "recent_share", "window", "observe", "kernel", "every")
 
@@ -26,6 +27,10 @@ class DraftCacheSettings(Settings):
         "full", description="re-select from all that is stored, or from what is in sight and newer"
     )
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("recent_share",), lambda s: s.window is not None, "beside a window, which takes its place"),
+    )
+
     def cache(self) -> dict[str, Any]:
         """Keyword arguments of `runtime.draft.CacheSettings`; an eighth of the prompt if nothing is said."""
         found: dict[str, Any] = {name: getattr(self, name) for name in CACHE_KEYS}
@@ -42,6 +47,12 @@ class DraftGenerateSettings(DraftCacheSettings):
     draft_policy: str = Field("rift-stat", description="cache policy of the draft")
     controller: Path | None = Field(None, description="frozen controller of `calibrate refresh`")
     drafted: int = Field(5, ge=1, le=16, description="tokens drafted per round")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("controller",), lambda s: s.draft_policy != "rift-ada", "without the policy rift-ada", "name it"
+        ),
+    )
 
 
 class PromptSettings(DraftCacheSettings):
@@ -88,6 +99,12 @@ class AcceptanceSettings(PromptSettings, _AcceptanceTask):
     )
     bin: int = Field(64, ge=1, description="output tokens per step of the staleness curve")
     measure_every: int = Field(32, ge=1, description="output tokens between measurements of attention mass")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("controller",), lambda s: "rift-ada" not in s.policies, "without the policy rift-ada", "name it"
+        ),
+    )
 
 
 class CalibrateRefreshSettings(PromptSettings):
@@ -138,3 +155,7 @@ class TrainDraftSettings(Settings):
     temperature: float = Field(0.0, ge=0, description="of the target's rollouts; 0 is greedy")
     seconds: float | None = Field(None, gt=0, description="end the schedule after so long")
     seed: int = Field(0, ge=0, description="seed of draws and order")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("rank",), lambda s: s.method == "full", "where every weight is trained", "use method lora"),
+    )
