@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from ridgefit.recipe.base import ArmKind, Device, DType, PathOrName, Settings
 from ridgefit.recipe.idle import Idle
+from ridgefit.recipe.rows import RowsField
 from ridgefit.recipe.solving import LAYERS_PATTERN, CandidateSettings, each_once
 
 
@@ -95,6 +96,10 @@ class BenchPrefillSettings(MapReadsSettings):
     sink_rows: int | None = Field(
         None, ge=0, description="first prompt rows that run every layer; default: the maps' or 0"
     )
+    rows: RowsField = Field(
+        (),
+        description="selectors of exact prefix rows, timed beside each plain fill; tokens are random",
+    )
     repeats: int = Field(5, ge=1, description="timed rounds, each of which runs every arm once")
     warmup: int = Field(1, ge=0, description="rounds before the timed ones")
     vocab: int | None = Field(None, ge=2, description="a smaller vocabulary, to save memory")
@@ -108,9 +113,9 @@ class BenchPrefillSettings(MapReadsSettings):
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("preset",), lambda s: s.model is not None, "beside a model with its own weights"),
         Idle(
-            ("split", "tail", "sink_rows", "maps"),
+            ("split", "tail", "sink_rows", "maps", "rows"),
             lambda s: set(s.arms) == {"pop"},
-            "for the pop arm, which has its own split and tail and no maps",
+            "for the pop arm, which has its own split and tail, no maps and no further rows",
             "time identity or ridge",
         ),
         Idle(
