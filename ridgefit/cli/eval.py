@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ridgefit.evaluate.acceptance_summary import AcceptanceResult
     from ridgefit.evaluate.recall.result import RecallResult
 
+# Settings of fills; silence would let a user believe that they were applied.
+_OF_FILLS = ("sink_effect", "auto_rows", "auto_share", "batch")
+
 
 def evaluate(
     model: ModelSettings,
@@ -97,7 +100,17 @@ def _acceptance(
     model: ModelSettings, settings: EvalSettings, task: AcceptanceSettings, out: Path, output: Output
 ) -> int:
     from ridgefit.evaluate.acceptance import evaluate_acceptance
+    from ridgefit.evaluate.acceptance_page import cautions
+    from ridgefit.hub import local_maps
 
+    unused = [
+        name for name in _OF_FILLS if getattr(settings, name) != EvalSettings.model_fields[name].default
+    ]
+    if unused:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        raise BadInput(f"{options} would do nothing with acceptance", f"leave {options} out")
+    if task.controller is not None:
+        task = task.model_copy(update={"controller": local_maps(task.controller)})
     with output.progress() as progress:
         result = evaluate_acceptance(
             model.load_options(),
@@ -108,6 +121,8 @@ def _acceptance(
             seed=settings.seed,
             progress=progress,
         )
+    for line in cautions(result):
+        output.warn(line)
     output.result(result, lambda console: _show_acceptance(console, result, out))
     return 0
 
@@ -119,7 +134,7 @@ def _show_acceptance(console: Console, result: AcceptanceResult, out: Path) -> N
     plain(console, title(result))
     for header, rows in tables(result):
         console.print(grid(header, rows))
-    plain(console, f"written to {out}")
+    plain(console, f"written to {out}; `ridgefit report {shlex.quote(str(out))}` makes a page of it")
 
 
 def _show(console: Console, result: EvalResult, out: Path) -> None:

@@ -60,6 +60,7 @@ class PromptSettings(DraftCacheSettings):
         False, description="go on after an end token (a stress run: the text gets repetitive)"
     )
     drafted: int = Field(5, ge=1, le=16, description="tokens drafted per round")
+    temperature: float = Field(0.0, ge=0, description="of the output; 0 is greedy")
     workers: int = Field(1, ge=1, le=32, description="processes that share the prompts")
 
 
@@ -77,12 +78,13 @@ class AcceptanceSettings(PromptSettings, _AcceptanceTask):
         min_length=1,
         description="cache policies; full is always among them",
     )
-    controller: Path | None = Field(None, description="frozen controller of rift-ada")
+    controller: Path | None = Field(
+        None, description="frozen controller of rift-ada, which it adds to the policies"
+    )
     reference: str = Field("rift-dyn", description="policy that the others are also set against")
     loop: Literal["replay", "real"] = Field(
-        "replay", description="replay the target's greedy text (equal to the real loop), or decode for real"
+        "replay", description="replay the target's own text (the real loop's rounds), or decode for real"
     )
-    temperature: float = Field(0.0, ge=0, description="of the output; above 0 needs loop=real")
     standalone: bool = Field(
         False, description="also decode with the model itself under each policy, without verification"
     )
