@@ -82,10 +82,13 @@ def _show_recall(console: Console, result: RecallResult, out: Path) -> None:
 
 
 def _acceptance(model: ModelSettings, settings: EvalSettings, out: Path, output: Output) -> int:
+    from ridgefit.evaluate.acceptance_page import cautions
     from ridgefit.pipeline.judge import judge_drafts
 
     with output.progress() as progress:
         result = judge_drafts(model, settings, out, progress)
+    for line in cautions(result):
+        output.warn(line)
     output.result(result, lambda console: _show_acceptance(console, result, out))
     return 0
 
@@ -97,7 +100,7 @@ def _show_acceptance(console: Console, result: AcceptanceResult, out: Path) -> N
     plain(console, title(result))
     for header, rows in tables(result):
         console.print(grid(header, rows))
-    plain(console, f"written to {out}")
+    plain(console, f"written to {out}; `ridgefit report {shlex.quote(str(out))}` makes a page of it")
 
 
 def _show(console: Console, result: EvalResult, out: Path) -> None:

@@ -24,13 +24,21 @@ def report(
     """A page with tables and plots from an evaluation folder."""
     from ridgefit.cli.render import plain
     from ridgefit.evaluate import report
+    from ridgefit.evaluate.acceptance_page import acceptance_report
+    from ridgefit.evaluate.acceptance_summary import RESULT
     from ridgefit.evaluate.recall.result import EVALUATION
     from ridgefit.evaluate.recall.tables import recall_report
 
-    recall = (folder / EVALUATION).is_file()
-    if recall and maps is not None:
-        raise BadInput("--maps would do nothing for an evaluation of recall policies", "leave it out")
-    path = recall_report(folder) if recall else report(folder, maps=maps)
+    if (folder / RESULT).is_file():
+        if maps is not None:
+            raise BadInput("an acceptance evaluation has no maps", "leave --maps out")
+        path = acceptance_report(folder)
+    elif (folder / EVALUATION).is_file():
+        if maps is not None:
+            raise BadInput("an evaluation of recall policies has no maps", "leave --maps out")
+        path = recall_report(folder)
+    else:
+        path = report(folder, maps=maps)
     output.result({"report": path}, lambda console: plain(console, f"written to {path}"))
 
 

@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from ridgefit.errors import BadInput
+from ridgefit.hub import local_maps
 from ridgefit.maps.refresh import load_controller
 from ridgefit.pipeline.prompting import OF_A_FILL, Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
 from ridgefit.recipe import (
@@ -72,7 +73,7 @@ def generate_draft(
     text = prompt_text(settings)
     policy = policy_of(drafted.draft_policy)
     cache = CacheSettings(**drafted.cache())
-    frozen = load_controller(drafted.controller) if drafted.controller else None
+    frozen = load_controller(local_maps(drafted.controller)) if drafted.controller else None
     if policy.controller is None and frozen is None:
         raise BadInput(f"policy {policy.name} needs a controller", "name one with --controller")
     pair = load_pair(model.load_options(), drafted.draft)

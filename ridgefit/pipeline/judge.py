@@ -83,6 +83,8 @@ def judge_drafts(
     if not isinstance(task, AcceptanceSettings) or len(settings.tasks) > 1 or settings.arms:
         raise BadInput("acceptance stands alone", "leave out --arms, --maps and other tasks")
     require_used(settings)
+    if task.controller is not None:
+        task = task.model_copy(update={"controller": local_maps(task.controller)})
     return evaluate_acceptance(
         model.load_options(),
         task,

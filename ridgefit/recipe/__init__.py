@@ -222,7 +222,7 @@ class EvalSettings(Settings):
         Idle(
             ("sink_effect", "auto_rows", "batch"),
             lambda s: not s.fill_tasks,
-            "for acceptance, which judges drafts one prompt at a time",
+            "with acceptance, which judges drafts one prompt at a time",
         ),
     )
 

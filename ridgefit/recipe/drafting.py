@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ridgefit.recipe.base import Settings
+from ridgefit.recipe.base import PathOrName, Settings
 from ridgefit.recipe.idle import Idle
 
 CACHE_KEYS = ("budget", "keep_ratio", "recent_share", "window", "observe", "kernel", "every")
@@ -45,7 +44,9 @@ class DraftGenerateSettings(DraftCacheSettings):
 
     draft: str = Field(description="draft model, 'self' for the target itself")
     draft_policy: str = Field("rift-stat", description="cache policy of the draft")
-    controller: Path | None = Field(None, description="frozen controller of `calibrate refresh`")
+    controller: PathOrName | None = Field(
+        None, description="frozen controller of `calibrate refresh`, or Hub name"
+    )
     drafted: int = Field(5, ge=1, le=16, description="tokens drafted per round")
 
     idle: ClassVar[tuple[Idle, ...]] = (
@@ -71,6 +72,7 @@ class PromptSettings(DraftCacheSettings):
         False, description="go on after an end token (a stress run: the text gets repetitive)"
     )
     drafted: int = Field(5, ge=1, le=16, description="tokens drafted per round")
+    temperature: float = Field(0.0, ge=0, description="of the output; 0 is greedy")
     workers: int = Field(1, ge=1, le=32, description="processes that share the prompts")
 
 
@@ -88,23 +90,18 @@ class AcceptanceSettings(PromptSettings, _AcceptanceTask):
         min_length=1,
         description="cache policies; full is always among them",
     )
-    controller: Path | None = Field(None, description="frozen controller of rift-ada")
+    controller: PathOrName | None = Field(
+        None, description="frozen controller of rift-ada, which it adds to the policies"
+    )
     reference: str = Field("rift-dyn", description="policy that the others are also set against")
     loop: Literal["replay", "real"] = Field(
-        "replay", description="replay the target's greedy text (equal to the real loop), or decode for real"
+        "replay", description="replay the target's own text (the real loop's rounds), or decode for real"
     )
-    temperature: float = Field(0.0, ge=0, description="of the output; above 0 needs loop=real")
     standalone: bool = Field(
         False, description="also decode with the model itself under each policy, without verification"
     )
     bin: int = Field(64, ge=1, description="output tokens per step of the staleness curve")
     measure_every: int = Field(32, ge=1, description="output tokens between measurements of attention mass")
-
-    idle: ClassVar[tuple[Idle, ...]] = (
-        Idle(
-            ("controller",), lambda s: "rift-ada" not in s.policies, "without the policy rift-ada", "name it"
-        ),
-    )
 
 
 class CalibrateRefreshSettings(PromptSettings):

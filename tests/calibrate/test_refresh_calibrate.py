@@ -17,12 +17,13 @@ from ridgefit.calibrate.refresh.traces import TraceJob, continuation, trace
 from ridgefit.corpus.prompts import Prompt, cut_prompts, split_documents
 from ridgefit.errors import BadInput
 from ridgefit.evaluate.acceptance import evaluate_acceptance
+from ridgefit.evaluate.acceptance_page import cautions
 from ridgefit.maps.refresh import load_controller
 from ridgefit.recipe import AcceptanceSettings, CalibrateRefreshSettings
 from ridgefit.runtime.draft import CacheSettings, Drafter, policy_of
 from ridgefit.runtime.draft.controllers import Pace
 from ridgefit.runtime.draft.frozen import controller_from
-from ridgefit.runtime.speculative import Chooser, Speculation
+from ridgefit.runtime.speculative import Speculation
 from ridgefit.runtime.speculative.pair import PairPool, load_pair
 from ridgefit.runtime.speculative.verify import StoredVerifier
 
@@ -91,7 +92,7 @@ def test_calibrate_freeze_test_and_use(tiny_folder: Folder, texts: Path, tmp_pat
         every=16,
         new_tokens=20,
         drafted=3,
-        policies=("rift-ada", "rift-dyn"),
+        policies=("rift-dyn",),  # the controller adds rift-ada
         controller=out,
     )
     with pytest.raises(BadInput, match="were used to make the controller"):
@@ -104,10 +105,31 @@ def test_calibrate_freeze_test_and_use(tiny_folder: Folder, texts: Path, tmp_pat
     held.write_text("\n".join(map(json.dumps, kept)) + "\n")
     unseen = acceptance.model_copy(update={"data": (str(held),)})
     result = evaluate_acceptance(options(folder), unseen, tmp_path / "unseen", resamples=100)
-    assert result.identity["controller_sha256"] == loaded.frozen_sha256
+    assert result.identity["controller"]["sha256"] == loaded.frozen_sha256
+    assert [score.policy for score in result.policies] == ["full", "rift-dyn", "rift-ada"]
+    assert "made under other settings: every 8, here 16." in " ".join(cautions(result))
     other = tiny_folder("llama", num_hidden_layers=1, seed=7)
     with pytest.raises(BadInput, match="of another target model"):
         evaluate_acceptance(options(other), unseen, tmp_path / "other", resamples=100)
+
+
+def test_a_controller_for_sampled_text(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+    folder = options(tiny_folder("llama", num_hidden_layers=1))
+    out = tmp_path / "warm"
+    made = calibrate_refresh(folder, settings(texts, temperature=0.8), out)
+    assert load_controller(out) == made
+    assert made.temperature == 0.8
+    test = made.scores["test"]
+    assert test["equal"] is None  # every schedule samples a text of its own
+    assert made.rule.kind != "none"
+    assert {"never", "periodic 4", "random at its rate", "replayed"} <= set(test["controls"])
+    # Replays share text and luck, so the controls and the controller stand against one replayed policy.
+    others = {row["other"] for row in test["controls"].values()}
+    assert len(others) == 1
+    again = calibrate_refresh(folder, settings(texts, temperature=0.8), tmp_path / "again")
+    assert again.model_dump(exclude={"scores"}) == made.model_dump(exclude={"scores"})
+    other = calibrate_refresh(folder, settings(texts, temperature=0.8, seed=1), tmp_path / "other")
+    assert other.scores["traces"] != made.scores["traces"]
 
 
 def test_no_controller_is_said(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
@@ -144,13 +166,16 @@ def test_too_few_documents_are_refused(tiny_folder: Folder, texts: Path, tmp_pat
     assert not (tmp_path / "few").exists()
 
 
-def test_a_trace_is_what_two_separate_requests_would_see(tiny_folder: Folder, texts: Path) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_trace_is_what_two_separate_requests_would_see(
+    temperature: float, tiny_folder: Folder, texts: Path
+) -> None:
     """The first check, replayed twice from the beginning: once with a refresh there, once without."""
     pair = load_pair(options(tiny_folder("llama", num_hidden_layers=1)), "self")
-    own = settings(texts)
+    own = settings(texts, temperature=temperature)
     prompt = cut_prompts(pair.target.tokenizer, (str(texts),), lengths=(40,))[0]
     found = trace(pair, TraceJob(prompt, own, seed=0))[0]
-    known = continuation(pair, prompt.tokens, own)
+    known = continuation(pair, prompt, own)
 
     class Once:
         def __init__(self, at: int | None) -> None:
@@ -161,7 +186,7 @@ def test_a_trace_is_what_two_separate_requests_would_see(tiny_folder: Folder, te
 
     for at, wanted in ((None, found.kept), (found.committed, found.refreshed)):
         drafter = Drafter(pair.draft.model, policy_of("rift-dyn"), CacheSettings(**own.cache()))
-        speculation = Speculation(StoredVerifier(known), drafter, Chooser(), Once(at), drafted=3)
+        speculation = Speculation(StoredVerifier(known.tokens), drafter, known.drafts(), Once(at), drafted=3)
         decoding = speculation.start(prompt.tokens)
         for _ in speculation.rounds(decoding, found.committed + own.horizon):
             pass

@@ -79,8 +79,8 @@ CASES = [
     (JUDGE, "--maps gone", "with --policy, which reads no maps: leave it out"),
     (f"{EVAL} --tasks needle", "--maps gone", "with arms that read none of them: add a ridge arm"),
     (f"{EVAL} --tasks needle", "--auto-share 0.2", "without auto_rows: set it, or leave it out"),
-    (ACCEPTANCE, "--batch 2 --auto-rows", "for acceptance, which judges drafts one prompt at a time"),
-    (ACCEPTANCE, "--no-sink-effect", "for acceptance, which judges drafts one prompt at a time"),
+    (ACCEPTANCE, "--batch 2 --auto-rows", "with acceptance, which judges drafts one prompt at a time"),
+    (ACCEPTANCE, "--no-sink-effect", "with acceptance, which judges drafts one prompt at a time"),
     ("doctor bundled:llama --needle-samples 0", "--needle-prompt 256", "without needle prompts"),
     ("verify gone", "--prompt 32 --tail 8", "without a model to run: name one with --model"),
     ("bench prefill --model bundled:llama", "--preset qwen3-8b", "beside a model with its own weights"),
@@ -121,7 +121,6 @@ NESTED = [
         "--tasks[0].length, --tasks[0].cue",
         "for numbers, which have their own",
     ),
-    (f"{ACCEPTANCE},controller=gone", "--tasks[0].controller", "without the policy rift-ada"),
     (
         f"{ACCEPTANCE},window=16,recent-share=0.25",
         "--tasks[0].recent_share",

@@ -19,12 +19,14 @@ from ridgefit.recipe import require_used
 from ridgefit.recipe.drafting import CalibrateRefreshSettings
 from ridgefit.runtime.draft import CacheSettings
 from ridgefit.runtime.draft.controllers import Pace
+from ridgefit.runtime.speculative import require_whole_round
 from ridgefit.runtime.speculative.pair import Pair, PairPool, load_pair
 from ridgefit.versions import library_versions, machine
 
 SWEEP = (0.5, 2)
 """Intervals of the periodic frontier that a controller is drawn against, times the policy's own."""
 FEWEST = 3
+_TEXTS = {"prompt", "new_tokens", "forced", "instruction"}
 Progress = Callable[[int, int, str], None]
 
 
@@ -52,6 +54,7 @@ def calibrate_refresh(
     require_used(settings)
     require_unused(out)
     CacheSettings(**settings.cache())
+    require_whole_round(settings.drafted, settings.new_tokens)
     read_documents(settings.data)
     pair = load_pair(target, settings.draft)
     fit, select, test = _splits(pair, settings)
@@ -87,12 +90,13 @@ def calibrate_refresh(
         horizon=settings.horizon,
         cache=settings.cache(),
         drafted=settings.drafted,
-        temperature=0.0,
+        temperature=settings.temperature,
         target=pair.target.identity(),
         draft=pair.draft.identity(),
         fit=documents_of(fit),
         select=documents_of(select),
         test=documents_of(test),
+        texts=settings.model_dump(mode="json", include=_TEXTS),
         scores=scores,
         versions=library_versions(),
     )
@@ -205,17 +209,22 @@ class _Work:
         ]
 
     def test(self, prompts: Sequence[Prompt], own: Schedule | None) -> dict[str, Any]:
-        """Once, in the real loop: the controller against the periodic policy; controls are replayed."""
+        """Once, in the real loop: the controller against the periodic policy; controls are replayed.
+
+        Greedy replays are the real loop. Sampled ones share their text and luck, the real loops do not: there
+        the controls, and the controller once more, stand against a replay of the periodic policy.
+        """
         settings = self._settings
         periodic = Schedule("periodic", every=settings.every)
         real = self.outcomes(prompts, [periodic, *([own] if own else [])], "test", real=True)
         found: dict[str, Any] = {
-            "equal": all(outcome.equal for row in real for outcome in row),
+            "equal": None if settings.temperature else all(outcome.equal for row in real for outcome in row),
             "verdict": "no controller",
         }
         spacings = [max(1, round(times * settings.every)) for times in SWEEP]
         sweep = [Schedule("periodic", every=every) for every in spacings]
         controls = [Schedule("never"), *sweep]
+        names = ["never", *(f"periodic {every}" for every in spacings)]
         if own is not None:
             against = compare(real[1], real[0], resamples=settings.resamples, seed=settings.seed)
             found["ada"] = asdict(against)
@@ -226,16 +235,16 @@ class _Work:
             spacing = max(1, round(1000 / against.refreshes)) if against.refreshes else 1 << 30
             pace = Pace(settings.interval)
             controls += [Schedule("periodic", every=spacing), Schedule("random", share=share, pace=pace)]
-        names = [
-            "never",
-            *(f"periodic {every}" for every in spacings),
-            "periodic at its rate",
-            "random at its rate",
-        ]
+            names += ["periodic at its rate", "random at its rate"]
+        if settings.temperature:
+            controls += [periodic, *([own] if own else [])]
+            names += ["periodic replayed", *(["replayed"] if own else [])]
         rows = self.outcomes(prompts, controls, "controls")
+        against_row = rows[names.index("periodic replayed")] if settings.temperature else real[0]
         found["controls"] = {
-            name: asdict(compare(row, real[0], resamples=settings.resamples, seed=settings.seed))
-            for name, row in zip(names, rows, strict=False)
+            name: asdict(compare(row, against_row, resamples=settings.resamples, seed=settings.seed))
+            for name, row in zip(names, rows, strict=True)
+            if name != "periodic replayed"
         }
         return found
 

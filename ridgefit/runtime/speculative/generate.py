@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from ridgefit.errors import BadInput
 from ridgefit.runtime.draft.controllers import Controller
-from ridgefit.runtime.draft.drafter import Drafter
+from ridgefit.runtime.draft.drafter import Choose, Drafter
 from ridgefit.runtime.draft.policy import Policy
 from ridgefit.runtime.draft.settings import CacheSettings
 from ridgefit.runtime.speculative.choose import Chooser
+from ridgefit.runtime.speculative.known import Known
 from ridgefit.runtime.speculative.loop import Round, Speculation, Stop
 from ridgefit.runtime.speculative.verify import StoredVerifier, TargetVerifier, Verifier
 
@@ -27,21 +29,27 @@ class Decoded:
         tokens: output ids.
         rounds: every verification of at least one drafted token.
         refreshes: re-selections of the draft cache.
-        score_seconds: time spent on selections, the first one included.
+        selections: all of them, the first one included.
+        score_seconds: time spent on selections.
         changed: share of selected columns replaced, per refresh.
         widest: most columns that draft attention saw while decoding.
         budget: most it may see; None without compression.
         repeated: draft tokens run again to take recurrent states back.
+        prefill_seconds: reading the prompt, on both sides, with the first selection.
+        seconds: everything after it, measurements of attention mass left out.
     """
 
     tokens: list[int]
     rounds: list[Round]
     refreshes: int
+    selections: int
     score_seconds: float
     changed: list[float]
     widest: int
     budget: int | None
     repeated: int
+    prefill_seconds: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,32 @@ def replay(
     """What greedy decoding would have been with this draft, given the target's greedy continuation."""
     verifier = StoredVerifier(continuation)
     return _run(verifier, draft, Chooser(), prompt, len(continuation), stop, measure_every, lambda _: None)
+
+
+def replay_known(
+    draft: Draft,
+    known: Known,
+    new_tokens: int,
+    *,
+    stop: Stop = lambda _: False,
+    measure_every: int | None = None,
+) -> Decoded:
+    """Decoding with this draft, given the text that the target chose by itself.
+
+    Greedy text: the real loop's rounds. Sampled text: rounds distributed as those of the real loop that
+    committed this text.
+
+    Args:
+        draft: what drafts.
+        known: of `known_text`, with at least as many tokens beyond its end as are drafted.
+        new_tokens: most output tokens, as when the text was made.
+        stop: as when the text was made.
+        measure_every: as in `decode`.
+    """
+    verifier = StoredVerifier(known.tokens)
+    return _run(
+        verifier, draft, known.drafts(), known.prompt, new_tokens, stop, measure_every, lambda _: None
+    )
 
 
 def drafting(
@@ -177,6 +211,19 @@ def require_one_vocabulary(target: Any, draft: Any) -> None:
         )
 
 
+def require_whole_round(drafted: int, new_tokens: int) -> None:
+    """Refuse outputs so short that no round drafts the full number, on which acceptance lengths rest.
+
+    Raises:
+        BadInput: both numbers.
+    """
+    if new_tokens <= drafted:
+        raise BadInput(
+            f"in {new_tokens} new tokens no round can draft {drafted}",
+            f"give at least {drafted + 1} new tokens, or draft fewer",
+        )
+
+
 def _require_one_row(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
     if input_ids.shape[0] != 1:
         raise BadInput(
@@ -191,7 +238,7 @@ def _require_one_row(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
 def _run(
     verifier: Verifier,
     draft: Draft,
-    chooser: Chooser,
+    chooser: Choose,
     prompt: Sequence[int],
     new_tokens: int,
     stop: Stop,
@@ -203,17 +250,24 @@ def _run(
     speculation = Speculation(
         verifier, drafter, chooser, controller, drafted=draft.drafted, measure_every=measure_every
     )
+    started = time.perf_counter()
     decoding = speculation.start(prompt)
+    drafter.wait()
+    read = time.perf_counter()
     for tokens in speculation.rounds(decoding, new_tokens, stop):
         emit(tokens)
-    spent = drafter.spent
+    drafter.wait()
+    spent, ended = drafter.spent, time.perf_counter()
     return Decoded(
         tokens=decoding.generated,
         rounds=decoding.rounds,
         refreshes=spent.refreshes,
+        selections=spent.selections,
         score_seconds=spent.score_seconds,
         changed=spent.changed,
         widest=drafter.widest,
         budget=drafter.budget,
         repeated=spent.repeated,
+        prefill_seconds=read - started,
+        seconds=ended - read - spent.measure_seconds,
     )

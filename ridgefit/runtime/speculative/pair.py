@@ -13,7 +13,6 @@ import torch
 from ridgefit.errors import RidgefitError
 from ridgefit.models.decoder import LoadedDecoder, require_one_tokenizer
 from ridgefit.models.load import load_decoder
-from ridgefit.models.stepper import Stepper
 from ridgefit.runtime.speculative.generate import require_one_vocabulary
 from ridgefit.runtime.speculative.loop import Stop
 
@@ -62,19 +61,6 @@ def end_tokens(decoder: LoadedDecoder) -> frozenset[int]:
 def stop_at(ends: frozenset[int]) -> Stop:
     """Stops after an end token."""
     return lambda tokens: tokens[-1] in ends
-
-
-def greedy(model: Any, prompt: Sequence[int], new_tokens: int, stop: Stop) -> list[int]:
-    """A model's own greedy output, end token included."""
-    stepper = Stepper(model)
-    tokens = list(prompt)
-    logits = stepper.feed(tokens)
-    for left in range(new_tokens, 0, -1):
-        tokens.append(int(logits[-1].argmax()))
-        if stop(tokens) or left == 1:
-            break
-        logits = stepper.feed(tokens[-1:])
-    return tokens[len(prompt) :]
 
 
 class PairPool:
