@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ridgefit.recipe.base import Settings
+from ridgefit.recipe.base import PathOrName, Settings
+from ridgefit.recipe.idle import Idle
 
 CACHE_KEYS = ("budget", "keep_ratio", "recent_share", "window", "observe", "kernel", "every")
 
@@ -26,6 +26,10 @@ class DraftCacheSettings(Settings):
         "full", description="re-select from all that is stored, or from what is in sight and newer"
     )
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("recent_share",), lambda s: s.window is not None, "beside a window, which takes its place"),
+    )
+
     def cache(self) -> dict[str, Any]:
         """Keyword arguments of `runtime.draft.CacheSettings`; an eighth of the prompt if nothing is said."""
         found: dict[str, Any] = {name: getattr(self, name) for name in CACHE_KEYS}
@@ -40,8 +44,16 @@ class DraftGenerateSettings(DraftCacheSettings):
 
     draft: str = Field(description="draft model, 'self' for the target itself")
     draft_policy: str = Field("rift-stat", description="cache policy of the draft")
-    controller: Path | None = Field(None, description="frozen controller of `calibrate refresh`")
+    controller: PathOrName | None = Field(
+        None, description="frozen controller of `calibrate refresh`, or Hub name"
+    )
     drafted: int = Field(5, ge=1, le=16, description="tokens drafted per round")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("controller",), lambda s: s.draft_policy != "rift-ada", "without the policy rift-ada", "name it"
+        ),
+    )
 
 
 class PromptSettings(DraftCacheSettings):
@@ -78,7 +90,7 @@ class AcceptanceSettings(PromptSettings, _AcceptanceTask):
         min_length=1,
         description="cache policies; full is always among them",
     )
-    controller: Path | None = Field(
+    controller: PathOrName | None = Field(
         None, description="frozen controller of rift-ada, which it adds to the policies"
     )
     reference: str = Field("rift-dyn", description="policy that the others are also set against")
@@ -140,3 +152,7 @@ class TrainDraftSettings(Settings):
     temperature: float = Field(0.0, ge=0, description="of the target's rollouts; 0 is greedy")
     seconds: float | None = Field(None, gt=0, description="end the schedule after so long")
     seed: int = Field(0, ge=0, description="seed of draws and order")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("rank",), lambda s: s.method == "full", "where every weight is trained", "use method lora"),
+    )
