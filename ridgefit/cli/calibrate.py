@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 def recall(model: ModelSettings, settings: CalibrateRecallSettings, out: Out, output: Output) -> None:
     """Thresholds of a recall policy from text; exit status 1 and no policy if it misses its target."""
-    from ridgefit.calibrate.recall import calibrate_recall
+    from ridgefit.calibrate.recall import calibrate_recall, require_calibration
     from ridgefit.models.load import load_latent
 
+    require_calibration(settings, out)
     loaded = load_latent(**model.load_options())
     with output.progress() as progress:
         policy = calibrate_recall(loaded, settings, out, progress=progress)

@@ -34,6 +34,8 @@ def report(
             raise BadInput("an acceptance evaluation has no maps", "leave --maps out")
         path = acceptance_report(folder)
     elif (folder / EVALUATION).is_file():
+        if maps is not None:
+            raise BadInput("an evaluation of recall policies has no maps", "leave --maps out")
         path = recall_report(folder)
     else:
         path = report(folder, maps=maps)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from ridgefit.corpus import read_documents
 from ridgefit.corpus.prompts import Prompt, cut_prompts, documents_of
 from ridgefit.errors import BadInput, CheckFailed
 from ridgefit.evaluate.acceptance_lines import Progress, scored
@@ -21,6 +22,7 @@ from ridgefit.evaluate.acceptance_needles import (
 from ridgefit.evaluate.acceptance_summary import RESULT, AcceptanceResult, NeedleScore, summarise
 from ridgefit.files import canonical_json, folder_lock, read_json, sha256_bytes, write_json
 from ridgefit.maps.refresh import RefreshController, load_controller
+from ridgefit.recipe import require_used
 from ridgefit.recipe.drafting import AcceptanceSettings, DraftCacheSettings
 from ridgefit.runtime.draft import POLICIES, CacheSettings, policy_of
 from ridgefit.runtime.draft.frozen import controller_from
@@ -97,11 +99,13 @@ def evaluate_acceptance(
         BadInput: policies, sizes, models or a controller that do not fit; a folder with other results.
         CheckFailed: output of the real loop that is not the target's own.
     """
+    require_used(settings)
     policies = _policies(settings)
     for name in policies:
         policy_of(name)
     cache = cache_settings(settings)
     require_whole_round(settings.drafted, settings.new_tokens)
+    read_documents(settings.data)
     frozen = load_controller(settings.controller) if settings.controller else None
     if "rift-ada" in policies and frozen is None:
         raise BadInput("policy rift-ada needs a controller", "name one with controller=FOLDER")

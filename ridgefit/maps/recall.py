@@ -158,6 +158,8 @@ def read_policy(folder: Path) -> PolicyManifest:
         BadInput: there is none, or it holds a key this version does not know.
     """
     path = folder / POLICY
+    if not folder.exists():
+        raise BadInput(f"policy folder {folder} does not exist", "name one of `ridgefit calibrate recall`")
     if not path.is_file():
         raise BadInput(f"{folder} holds no recall policy", "make one with `ridgefit calibrate recall`")
     try:

@@ -155,6 +155,8 @@ def load_controller(path: Path) -> RefreshController:
     Raises:
         BadInput: it is missing, damaged or of another format.
     """
+    if not path.exists():
+        raise BadInput(f"controller {path} does not exist", "name a folder of `ridgefit calibrate refresh`")
     file = path / CONTROLLER if path.is_dir() else path
     found = read_json(file)
     if not isinstance(found, dict) or set(found) != {"controller", "sha256"}:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ridgefit.errors import BadInput
+from ridgefit.files import names_a_path
 from ridgefit.models.decoder import LoadedDecoder
 from ridgefit.models.hub import fetched
 from ridgefit.models.identity import public_name
@@ -224,8 +225,7 @@ def find_model(ref: str, *, trust_remote_code: bool = False) -> tuple[Path, str 
 
 def _is_folder(ref: str) -> bool:
     """Whether a reference means the file system: it exists, or cannot be a Hub name."""
-    path = Path(ref).expanduser()
-    return path.exists() or ref.startswith((".", "/", "~")) or ref.count("/") != 1
+    return Path(ref).expanduser().exists() or names_a_path(ref)
 
 
 def _download(ref: str, trust_remote_code: bool) -> tuple[Path, str | None]:

@@ -16,7 +16,7 @@ from ridgefit.hub import local_maps
 from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.plan import find_config
 from ridgefit.pipeline.prompting import Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
-from ridgefit.recipe import ArmSettings, GenerateSettings, ModelSettings
+from ridgefit.recipe import ArmSettings, GenerateSettings, ModelSettings, require_used
 from ridgefit.runtime import FillReport
 from ridgefit.versions import peak_memory
 
@@ -62,9 +62,10 @@ def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
     The prompt and the maps are read first, so that what is wrong with them is said before a model is loaded.
 
     Raises:
-        BadInput: no prompt, a prompt longer than the model reads, an arm that does not fit, or a model whose
-            scores are not numbers.
+        BadInput: settings that would do nothing, no prompt, a prompt longer than the model reads, an arm that
+            does not fit, or a model whose scores are not numbers.
     """
+    require_used(settings)
     if settings.maps is not None:
         settings = settings.model_copy(update={"maps": local_maps(settings.maps, settings.split)})
     text = prompt_text(settings)

@@ -9,21 +9,23 @@ from pydantic import BaseModel, ConfigDict
 
 from ridgefit.errors import BadInput
 from ridgefit.hub import local_maps
-from ridgefit.maps.refresh import RefreshController, load_controller
-from ridgefit.pipeline.prompting import Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
-from ridgefit.recipe import DraftGenerateSettings, GenerateSettings, ModelSettings
+from ridgefit.maps.refresh import load_controller
+from ridgefit.pipeline.prompting import OF_A_FILL, Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
+from ridgefit.recipe import (
+    DraftGenerateSettings,
+    GenerateSettings,
+    ModelSettings,
+    refuse_idle,
+    require_used,
+)
 from ridgefit.runtime.draft import CacheSettings, policy_of
 from ridgefit.runtime.draft.frozen import controller_from
 from ridgefit.runtime.speculative import Decoded, Draft, drafting
-from ridgefit.runtime.speculative.pair import SELF, Pair, load_pair
+from ridgefit.runtime.speculative.pair import SELF, load_pair
 from ridgefit.runtime.speculative.standalone import Alone, require_own_controller, writing
 
 NONE = "none"
 """In place of a draft: the target alone, with a small cache and no verification."""
-
-# A draft reads the prompt in one dense pass; silence would let a user believe that these were applied.
-_OF_A_FILL = ("arm", "split", "tail", "sink_rows", "rows", "prefill_chunk")
-_UNSET = GenerateSettings.model_fields
 
 
 class Drafted(BaseModel):
@@ -72,31 +74,23 @@ def generate_draft(
         raise BadInput(
             "a draft is not combined with maps or a recall policy", "leave --maps and --policy out"
         )
-    unused = [name for name in _OF_A_FILL if getattr(settings, name) != _UNSET[name].default]
-    if unused:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-        raise BadInput(
-            f"{options} would do nothing with --draft, which fills no rows", f"leave {options} out"
-        )
+    refuse_idle(settings, OF_A_FILL, "with --draft, which fills no rows")
+    require_used(drafted)
     text = prompt_text(settings)
     policy = policy_of(drafted.draft_policy)
-    if drafted.controller is not None and policy.controller is not None:
-        raise BadInput(
-            f"policy {policy.name} decides over refreshes by itself, so a controller would change it",
-            "add --draft-policy rift-ada, or leave --controller out",
-        )
     alone = drafted.draft == NONE
     if alone:
         require_own_controller(policy)
-        if drafted.drafted != DraftGenerateSettings.model_fields["drafted"].default:
-            raise BadInput("--drafted would do nothing with --draft none", "leave --drafted out")
     cache = CacheSettings(**drafted.cache())
+    frozen = load_controller(local_maps(drafted.controller)) if drafted.controller else None
+    if policy.controller is None and frozen is None:
+        raise BadInput(f"policy {policy.name} needs a controller", "name one with --controller")
     pair = load_pair(model.load_options(), SELF if alone else drafted.draft)
+    if frozen is not None:
+        frozen.require_models(pair.target.identity(), pair.draft.identity())
     ids = prompt_ids(pair.target, text, settings)
-    frozen = _controller(pair, drafted)
-    draft = Draft(
-        pair.draft.model, policy, cache, controller_from(frozen) if frozen else None, drafted.drafted
-    )
+    controller = controller_from(frozen) if frozen is not None else None
+    draft = Draft(pair.draft.model, policy, cache, controller, drafted.drafted)
     clock = Clock()
     reports: list[Decoded | Alone] = []
     how = (
@@ -135,11 +129,3 @@ def generate_draft(
         first_token_seconds=clock.first - started,
         seconds=seconds,
     )
-
-
-def _controller(pair: Pair, drafted: DraftGenerateSettings) -> RefreshController | None:
-    if drafted.controller is None:
-        return None
-    frozen = load_controller(local_maps(drafted.controller))
-    frozen.require_models(pair.target.identity(), pair.draft.identity())
-    return frozen

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from ridgefit.errors import BadInput
 from ridgefit.hub import local_maps
 from ridgefit.models.load import load_latent
-from ridgefit.pipeline.prompting import Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
-from ridgefit.recipe import GenerateSettings, ModelSettings
+from ridgefit.pipeline.prompting import OF_A_FILL, Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
+from ridgefit.recipe import GenerateSettings, ModelSettings, refuse_idle
 from ridgefit.runtime.recall import LayerReport, Recall
 
 
@@ -69,6 +69,7 @@ def generate_recall(model: ModelSettings, settings: GenerateSettings) -> Recalle
     """
     if settings.policy is None or settings.maps is not None:
         raise BadInput("maps and a recall policy are not applied together", "leave one of them out")
+    refuse_idle(settings, OF_A_FILL, "with --policy, which fills no rows")
     text = prompt_text(settings)
     recall = Recall.load(local_maps(settings.policy))
     loaded = load_latent(**model.load_options())

@@ -16,6 +16,9 @@ from ridgefit.models.decoder import LoadedDecoder
 from ridgefit.models.load import LoadedLatent
 from ridgefit.recipe import GenerateSettings
 
+OF_A_FILL = ("arm", "split", "tail", "sink_rows", "rows", "prefill_chunk")
+"""Settings of `generate` that drafts and recall policies do not use: they read a prompt in one dense pass."""
+
 
 def numbers(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """`scores` as they are: a model that has overflowed would go on to say something all the same."""

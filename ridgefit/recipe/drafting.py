@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ridgefit.recipe.base import Settings
+from ridgefit.recipe.base import PathOrName, Settings
+from ridgefit.recipe.idle import Idle
 
 CACHE_KEYS = ("budget", "keep_ratio", "recent_share", "window", "observe", "kernel", "every")
 
@@ -24,6 +24,10 @@ class DraftCacheSettings(Settings):
     every: int = Field(128, ge=1, description="committed tokens between periodic refreshes")
     select_from: Literal["full", "since"] = Field(
         "full", description="re-select from all that is stored, or from what is in sight and newer"
+    )
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("recent_share",), lambda s: s.window is not None, "beside a window, which takes its place"),
     )
 
     def cache(self) -> dict[str, Any]:
@@ -43,8 +47,17 @@ class DraftGenerateSettings(DraftCacheSettings):
         "--draft-policy and no verification"
     )
     draft_policy: str = Field("rift-stat", description="cache policy of the draft")
-    controller: Path | None = Field(None, description="frozen controller of `calibrate refresh`")
+    controller: PathOrName | None = Field(
+        None, description="frozen controller of `calibrate refresh`, or Hub name"
+    )
     drafted: int = Field(5, ge=1, le=16, description="tokens drafted per round")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("controller",), lambda s: s.draft_policy != "rift-ada", "without the policy rift-ada", "name it"
+        ),
+        Idle(("drafted",), lambda s: s.draft == "none", "without a draft", "name one"),
+    )
 
 
 class PromptSettings(DraftCacheSettings):
@@ -81,7 +94,7 @@ class AcceptanceSettings(PromptSettings, _AcceptanceTask):
         min_length=1,
         description="cache policies, or all; full is always among them",
     )
-    controller: Path | None = Field(
+    controller: PathOrName | None = Field(
         None, description="frozen controller of rift-ada, which it adds to the policies"
     )
     reference: str = Field("rift-dyn", description="policy that the others are also set against")
@@ -146,3 +159,7 @@ class TrainDraftSettings(Settings):
     temperature: float = Field(0.0, ge=0, description="of the target's rollouts; 0 is greedy")
     seconds: float | None = Field(None, gt=0, description="end the schedule after so long")
     seed: int = Field(0, ge=0, description="seed of draws and order")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("rank",), lambda s: s.method == "full", "where every weight is trained", "use method lora"),
+    )

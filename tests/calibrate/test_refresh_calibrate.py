@@ -125,7 +125,7 @@ def test_generating_with_a_controller(
         calibrate_refresh(options(folder), settings(texts, **changes), tmp_path / name)
     some, none = (["--controller", str(tmp_path / name)] for name in ("some", "none"))
     assert main([*plain, *some]) == 2
-    assert "policy rift-stat decides over refreshes by itself" in capsys.readouterr().err
+    assert "--controller would do nothing without the policy rift-ada" in capsys.readouterr().err
     ada = ["--draft-policy", "rift-ada"]
     assert main([*plain, *ada, *some, "--json"]) == 0
     shown = capsys.readouterr()

@@ -10,10 +10,12 @@ from typing import Any
 from ridgefit.calibrate.refresh.closed import ClosedJob, Comparison, Outcome, Schedule, compare, run_schedules
 from ridgefit.calibrate.refresh.rules import Candidate, candidates
 from ridgefit.calibrate.refresh.traces import Trace, TraceJob, trace
+from ridgefit.corpus import read_documents
 from ridgefit.corpus.prompts import Prompt, cut_prompts, documents_of, split_documents
 from ridgefit.errors import BadInput
 from ridgefit.files import require_unused
 from ridgefit.maps.refresh import NoRule, RefreshController, save_controller
+from ridgefit.recipe import require_used
 from ridgefit.recipe.drafting import CalibrateRefreshSettings
 from ridgefit.runtime.draft import CacheSettings
 from ridgefit.runtime.draft.controllers import Pace
@@ -47,11 +49,13 @@ def calibrate_refresh(
         progress: called after each prompt.
 
     Raises:
-        BadInput: too few documents, models that do not fit, an output folder in use.
+        BadInput: settings that would do nothing, too few documents, models that do not fit, a folder in use.
     """
+    require_used(settings)
     require_unused(out)
     CacheSettings(**settings.cache())
     require_whole_round(settings.drafted, settings.new_tokens)
+    read_documents(settings.data)
     pair = load_pair(target, settings.draft)
     fit, select, test = _splits(pair, settings)
     work = _Work(PairPool(target, settings.draft, pair, settings.workers), settings, progress)
