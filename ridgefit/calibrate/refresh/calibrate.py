@@ -7,7 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ridgefit.calibrate.refresh.closed import ClosedJob, Comparison, Outcome, Schedule, compare, run_schedules
+from ridgefit.calibrate.refresh.closed import (
+    ClosedJob,
+    Comparison,
+    Outcome,
+    Schedule,
+    compare,
+    run_schedules,
+    spacing_at_rate,
+)
 from ridgefit.calibrate.refresh.rules import Candidate, candidates
 from ridgefit.calibrate.refresh.traces import Trace, TraceJob, trace
 from ridgefit.corpus import read_documents
@@ -234,8 +242,10 @@ class _Work:
             matched = _passes(against, settings.tolerance)
             found["verdict"] = "matched" if matched else "not matched"
             checks = sum(outcome.tokens // settings.interval for outcome in real[1]) or 1
-            share = min(1.0, sum(outcome.refreshes for outcome in real[1]) / checks)
-            spacing = max(1, round(1000 / against.refreshes)) if against.refreshes else 1 << 30
+            refreshes = sum(outcome.refreshes for outcome in real[1])
+            share = min(1.0, refreshes / checks)
+            tokens = sum(outcome.tokens for outcome in real[1])
+            spacing = max(1, spacing_at_rate(refreshes / len(prompts), tokens / len(prompts)))
             pace = Pace(settings.interval)
             controls += [Schedule("periodic", every=spacing), Schedule("random", share=share, pace=pace)]
             names += ["periodic at its rate", "random at its rate"]
