@@ -28,7 +28,7 @@ from ridgefit.recipe.drafting import CalibrateRefreshSettings
 from ridgefit.runtime.draft import CacheSettings
 from ridgefit.runtime.draft.controllers import Pace
 from ridgefit.runtime.speculative import require_whole_round
-from ridgefit.runtime.speculative.pair import Pair, PairPool, load_pair
+from ridgefit.runtime.speculative.pair import Pair, PairPool, load_pair, require_positions
 from ridgefit.versions import library_versions, machine
 
 SWEEP = (0.5, 2)
@@ -86,6 +86,7 @@ def calibrate_refresh(
     scores: dict[str, Any] = {
         "traces": _about(traces),
         "tried": len(tried),
+        "tolerance": settings.tolerance,
         "passed": sum(_passes(one, settings.tolerance) for one in judged),
         "machine": machine(),
     }
@@ -158,6 +159,8 @@ def _splits(pair: Pair, settings: CalibrateRefreshSettings) -> list[list[Prompt]
         documents = documents_of(prompts)
         kept = set(documents[: max(FEWEST, round(settings.fraction * len(documents)))])
         prompts = [prompt for prompt in prompts if prompt.document in kept]
+    for prompt in prompts:
+        require_positions(pair, prompt.id, len(prompt.tokens) + settings.new_tokens)
     shares = (settings.fit_share, settings.select_share)
     parts = split_documents(prompts, (*shares, 1 - sum(shares)))
     if any(len(documents_of(part)) < 1 for part in parts) or len(documents_of(prompts)) < FEWEST:
