@@ -137,6 +137,11 @@ def test_generating_with_a_controller(
     shown = capsys.readouterr()
     assert json.loads(shown.out)["controller"] == load_controller(tmp_path / "some").rule.kind
     assert "found no rule" not in shown.err
+    assert "made under other settings: every 8, here 128; drafted 3, here 5." in shown.err
+    same = ["--every", "8", "--drafted", "3", "--temperature"]
+    for warm, said in (("0", False), ("0.5", True)):
+        assert main([*plain, *ada, *some, *same, warm]) == 0
+        assert ("made under other settings: temperature 0.0, here 0.5." in capsys.readouterr().err) == said
     assert main([*plain, *ada, *none, "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["controller"] == "none"
