@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from ridgefit.errors import BadInput
 from ridgefit.hub import local_maps
 from ridgefit.maps.refresh import load_controller
-from ridgefit.pipeline.prompting import OF_A_FILL, Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
+from ridgefit.pipeline.prompting import OF_A_FILL, Clock, decoding, prompt_ids, prompt_text
 from ridgefit.recipe import (
     DraftGenerateSettings,
     GenerateSettings,
@@ -84,18 +84,11 @@ def generate_draft(
     draft = Draft(pair.draft.model, policy, cache, controller, drafted.drafted)
     clock = Clock()
     reports: list[Decoded] = []
-    torch.manual_seed(settings.seed)  # both models sample from the global generator
+    asked = decoding(ids, settings, pair.target.tokenizer, clock)
     started = time.perf_counter()
     with torch.no_grad():
         sequence = pair.target.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=settings.new_tokens,
-            streamer=clock,
-            logits_processor=[numbers],
-            pad_token_id=pad_id(pair.target.tokenizer),
-            custom_generate=drafting(draft, reports.append, streamer=clock),
-            **sampling(settings.temperature),
+            **asked, custom_generate=drafting(draft, reports.append, streamer=clock)
         )
     seconds = time.perf_counter() - started
     found = reports[0]
