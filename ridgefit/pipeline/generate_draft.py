@@ -20,6 +20,7 @@ from ridgefit.recipe import (
 )
 from ridgefit.runtime.draft import CacheSettings, policy_of
 from ridgefit.runtime.draft.frozen import controller_from
+from ridgefit.runtime.draft.reads import unread
 from ridgefit.runtime.speculative import Decoded, Draft, drafting
 from ridgefit.runtime.speculative.pair import load_pair
 
@@ -72,6 +73,7 @@ def generate_draft(
     require_used(drafted)
     text = prompt_text(settings)
     policy = policy_of(drafted.draft_policy)
+    drafted.require_read(unread(policy), [policy.name])
     cache = CacheSettings(**drafted.cache())
     frozen = load_controller(local_maps(drafted.controller)) if drafted.controller else None
     if policy.controller is None and frozen is None:
