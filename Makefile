@@ -21,7 +21,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format format-check lint types tests test-all \
-        smollm2 bundled smollm2-window smollm2-loss bundled-window gemma3-window refresh-smollm2 refresh-pair refresh-training \
+        smollm2 bundled smollm2-window smollm2-loss model-window bundled-window gemma3-window refresh-smollm2 refresh-pair refresh-training \
         bundled-rows smollm2-rows bench-rows \
         bench-capture bench-solve bench-prefill clean
 
@@ -92,6 +92,10 @@ smollm2-window: $(SMOLLM2)/model.safetensors  ## maps that read previous rows on
 smollm2-loss: $(SMOLLM2)/model.safetensors  ## how far maps that read more lower the loss of SmolLM2 at half depth (for a GPU)
 	$(BIN)/ridgefit run recipes/smollm2-loss.yaml --set 'data.data=["$(CALIBRATION)"]' \
 	    --set 'evaluate.tasks.0.data=["$(DEVELOPMENT)"]' --set evaluate.fraction=$(FRACTION)
+
+model-window: $(READY)  ## the same, shorter, on a model of yours: MODEL=org/name SPLIT=12
+	$(BIN)/ridgefit run recipes/model-window.yaml --set model.model=$(MODEL) --set 'capture.split=[$(SPLIT)]' \
+	    --set 'data.data=["$(CALIBRATION)"]' --set evaluate.fraction=$(FRACTION)
 
 bundled-window: $(READY)  ## maps that read previous rows on both bundled models, with intervals
 	$(BIN)/ridgefit run recipes/bundled-window.yaml

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ridgefit.corpus import read_documents
 from ridgefit.corpus.prompts import Prompt, cut_prompts, documents_of
 from ridgefit.errors import BadInput, CheckFailed
-from ridgefit.evaluate.acceptance_summary import RESULT, AcceptanceResult, summarise
+from ridgefit.evaluate.acceptance_lines import Progress, scored
+from ridgefit.evaluate.acceptance_needles import (
+    ANSWER,
+    Hidden,
+    hidden_prompts,
+    needle_scores,
+    score_hidden,
+)
+from ridgefit.evaluate.acceptance_summary import RESULT, AcceptanceResult, NeedleScore, summarise
 from ridgefit.files import canonical_json, folder_lock, read_json, sha256_bytes, write_json
 from ridgefit.maps.refresh import RefreshController, load_controller
 from ridgefit.recipe import require_used
 from ridgefit.recipe.drafting import AcceptanceSettings, DraftCacheSettings
 from ridgefit.recipe.idle import as_key
-from ridgefit.runtime.draft import CacheSettings, policy_of
+from ridgefit.runtime.draft import POLICIES, CacheSettings, policy_of
 from ridgefit.runtime.draft.frozen import controller_from
 from ridgefit.runtime.draft.reads import unread
 from ridgefit.runtime.speculative import (
@@ -30,24 +37,41 @@ from ridgefit.runtime.speculative import (
     replay_known,
     require_whole_round,
 )
-from ridgefit.runtime.speculative.pair import Pair, PairPool, end_tokens, load_pair, stop_at
+from ridgefit.runtime.speculative.pair import (
+    Pair,
+    PairPool,
+    end_tokens,
+    load_pair,
+    require_positions,
+    stop_at,
+)
 from ridgefit.runtime.speculative.standalone import along
 from ridgefit.versions import library_versions, machine
 
-LINES, IDENTITY = "acceptance.jsonl", "identity.json"
+LINES, NEEDLES, IDENTITY = "acceptance.jsonl", "needles.jsonl", "identity.json"
+ALL = "all"
 FORMAT = "ridgefit-acceptance-2"
-Progress = Callable[[int, int, str], None]
+Asked = TypeVar("Asked", Prompt, Hidden)
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Generic[Asked]):
     """One prompt under every policy."""
 
-    prompt: Prompt
+    prompt: Asked
     settings: AcceptanceSettings
     policies: tuple[str, ...]
     frozen: RefreshController | None
     seed: int
+
+    @property
+    def id(self) -> str:
+        """Of the prompt."""
+        return self.prompt.id
+
+    def drafts(self, pair: Pair) -> dict[str, Draft]:
+        """The draft under every policy."""
+        return {name: draft_of(pair, name, self.settings, self.frozen) for name in self.policies}
 
 
 def evaluate_acceptance(
@@ -78,10 +102,9 @@ def evaluate_acceptance(
         CheckFailed: output of the real loop that is not the target's own.
     """
     require_used(settings)
-    adaptive = ("rift-ada",) if settings.controller else ()
-    policies = tuple(dict.fromkeys(("full", *settings.policies, *adaptive)))
+    policies = _policies(settings)
     ignored = [unread(policy_of(name)) for name in policies]
-    cache_settings(settings)
+    cache = cache_settings(settings)
     require_whole_round(settings.drafted, settings.new_tokens)
     read_documents(settings.data)
     frozen = load_controller(settings.controller) if settings.controller else None
@@ -98,37 +121,35 @@ def evaluate_acceptance(
     if frozen is not None:
         frozen.require_models(pair.target.identity(), pair.draft.identity())
         frozen.require_unseen(documents_of(prompts))
+    for prompt in prompts:
+        require_positions(pair, prompt.id, len(prompt.tokens) + settings.new_tokens)
+    hidden = hidden_prompts(pair.target, settings, cache, seed) if settings.needles else []
+    for one in hidden:
+        require_positions(pair, one.id, len(one.tokens) + ANSWER)
     identity = _identity(pair, settings, prompts, policies, frozen, seed)
     pool = PairPool(target, settings.draft, pair, settings.workers)
     with folder_lock(out):
-        done = _opened(out, identity)
-        waiting = [prompt for prompt in prompts if prompt.id not in done]
-        jobs = [Job(prompt, settings, policies, frozen, seed) for prompt in waiting]
-        with (out / LINES).open("a", encoding="utf-8") as stream:
-            for index, records in pool.map(score_prompt, jobs):
-                for record in records:
-                    stream.write(json.dumps(record) + "\n")
-                stream.flush()
-                done[waiting[index].id] = records
-                if progress:
-                    progress(len(done), len(prompts), waiting[index].id)
-        records = [record for prompt in prompts for record in done[prompt.id]]
+        _open(out, identity)
+        jobs = [Job(prompt, settings, policies, frozen, seed) for prompt in prompts]
+        count = len(policies)
+        records = scored(out / LINES, jobs, score_prompt, pool, policies=count, progress=progress)
+        needles: tuple[NeedleScore, ...] = ()
+        if hidden:
+            own = tuple(name for name in policies if name != "rift-ada")  # it needs a draft to read
+            asked = [Job(one, settings, own, None, seed) for one in hidden]
+            answers = scored(out / NEEDLES, asked, score_needle, pool, policies=len(own), progress=progress)
+            needles = needle_scores(answers, own, resamples=resamples, seed=seed)
         context = {"machine": machine(), "fraction": fraction, "resamples": resamples, "seed": seed}
         result = summarise(records, policies, settings, identity, context, resamples=resamples, seed=seed)
+        result = result.model_copy(update={"needles": needles})
         write_json(out / RESULT, result.model_dump(mode="json"))
     return result
 
 
-def score_prompt(pair: Pair, job: Job) -> list[dict[str, Any]]:
+def score_prompt(pair: Pair, job: Job[Prompt]) -> list[dict[str, Any]]:
     """Records of one prompt, one per policy; the target's own text is made once and replayed."""
     settings = job.settings
     tokens = list(job.prompt.tokens)
-    limit = pair.target.positions
-    if limit is not None and len(tokens) + settings.new_tokens > limit:
-        raise BadInput(
-            f"prompt {job.prompt.id} needs {len(tokens) + settings.new_tokens} positions of {limit}",
-            "shorten --prompt or --new-tokens",
-        )
     ends = frozenset[int]() if settings.forced else end_tokens(pair.target)
     stop = stop_at(ends)
     sampling = Sampling(settings.temperature, f"{job.seed}/{job.prompt.sha256}")
@@ -143,8 +164,7 @@ def score_prompt(pair: Pair, job: Job) -> list[dict[str, Any]]:
     )
     plain = time.perf_counter() - started
     records = []
-    for name in job.policies:
-        draft = draft_of(pair, name, settings, job.frozen)
+    for name, draft in job.drafts(pair).items():
         if settings.loop == "real" or known is None:
             found = decode(
                 pair.target.model,
@@ -166,16 +186,20 @@ def score_prompt(pair: Pair, job: Job) -> list[dict[str, Any]]:
         record = _record(job.prompt, name, found)
         record["target_seconds"] = None if known is None else plain
         record["equal"] = found.tokens == known.output if known and not settings.temperature else None
-        if settings.standalone and known is not None:
-            alone = along(
-                Draft(pair.target.model, draft.policy, draft.settings, draft.controller), tokens, known.output
-            )
+        if settings.standalone and known is not None and draft.policy.controller is not None:
+            forced = along(replace(draft, model=pair.target.model), tokens, known.output)
             record |= {
-                "agreed": sum(alone.agreed) / len(alone.agreed),
-                "nll": sum(alone.nll) / len(alone.nll),
+                "agreed": sum(forced.agreed) / len(forced.agreed),
+                "nll": sum(forced.nll) / len(forced.nll),
             }
         records.append(record)
     return records
+
+
+def score_needle(pair: Pair, job: Job[Hidden]) -> list[dict[str, Any]]:
+    """Records of one hidden number, one per policy: the target answers by itself, without verification."""
+    drafts = {name: replace(draft, model=pair.target.model) for name, draft in job.drafts(pair).items()}
+    return score_hidden(pair.target, job.prompt, drafts)
 
 
 def draft_of(
@@ -213,6 +237,15 @@ def _record(prompt: Prompt, policy: str, found: Decoded) -> dict[str, Any]:
     }
 
 
+def _policies(settings: AcceptanceSettings) -> tuple[str, ...]:
+    """Whole cache first; `all` is every policy, of which rift-ada needs its controller."""
+    named = list(settings.policies)
+    if ALL in named:
+        named = [name for name in POLICIES if name != "rift-ada"]
+    adaptive = ["rift-ada"] if settings.controller else []
+    return tuple(dict.fromkeys(["full", *named, *adaptive]))
+
+
 def _prompts(pair: Pair, settings: AcceptanceSettings, fraction: float) -> list[Prompt]:
     found = cut_prompts(
         pair.target.tokenizer,
@@ -241,7 +274,7 @@ def _identity(
         "format": FORMAT,
         "settings": plain,
         "policies": list(policies),
-        "sampling_seed": seed if settings.temperature else None,
+        "sampling_seed": seed if settings.temperature or settings.needles else None,
         "target": pair.target.identity(),
         "draft": pair.draft.identity(),
         "controller": _made_for(frozen) if frozen else None,
@@ -263,8 +296,8 @@ def _made_for(frozen: RefreshController) -> dict[str, Any]:
     }
 
 
-def _opened(out: Path, identity: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Finished prompts of an earlier call on this folder.
+def _open(out: Path, identity: Mapping[str, Any]) -> None:
+    """Begin a folder, or go on in one.
 
     Raises:
         BadInput: the folder holds results of something else.
@@ -278,12 +311,3 @@ def _opened(out: Path, identity: Mapping[str, Any]) -> dict[str, list[dict[str, 
         raise BadInput(f"{out} already exists and is not empty", "choose another --out or remove it")
     else:
         write_json(out / IDENTITY, identity)
-    found: dict[str, list[dict[str, Any]]] = {}
-    if (out / LINES).is_file():
-        whole = [
-            line for line in (out / LINES).read_text(encoding="utf-8").splitlines() if line.endswith("}")
-        ]
-        for record in map(json.loads, whole):
-            found.setdefault(record["prompt"], []).append(record)
-    policies = len(identity["policies"])
-    return {prompt: records for prompt, records in found.items() if len(records) == policies}

@@ -16,6 +16,7 @@ from ridgefit.evaluate.acceptance_tables import (
     interval,
     lengths,
     mass,
+    needles,
     prompt_lengths,
     staleness,
     title,
@@ -157,6 +158,13 @@ def _page(result: AcceptanceResult, plots: dict[str, str]) -> Iterator[str]:
     yield "## Acceptance by place"
     yield "Share of rounds that accepted at least so many drafted tokens:"
     yield _table(by_place(result))
+    if result.needles:
+        yield "## Standalone"
+        yield (
+            "The target by itself with each policy's cache, greedy and unverified: numbers that lie outside "
+            "the newest columns of the budget, asked for at the prompt's end."
+        )
+        yield _table(needles(result))
     yield "## Settings"
     yield markdown(Grid("", ("setting", "value"), tuple(settings_rows(result))))
     yield "## How the numbers were made"
@@ -215,5 +223,6 @@ def _method(result: AcceptanceResult) -> str:
         "The selection after the prefill is no refresh. Replaced: share of selected columns that a refresh "
         "changes. Mass: share of full attention of the newest query on columns in sight. Draft ms/token: "
         "drafting and selecting after the prefill; a real loop's time is also the target's and is left out. "
-        "Widest: most columns that attention saw while decoding."
+        "Overhead: time of re-selections as a share of all other time after the prefill, of drafting in a "
+        "replay, of decoding in a real loop. Widest: most columns that attention saw while decoding."
     )

@@ -51,6 +51,8 @@ class PolicyScore(_Part):
         score_ms: milliseconds per selection.
         draft_ms: milliseconds of drafting and selecting per output token after the prefill; None in a real
             loop, whose time is also the target's.
+        overhead: time of re-selections as a share of all other time after the prefill: drafting in a replay,
+            decoding in a real loop (appendix D.2).
         widest: most columns attention saw.
         equal: share of prompts whose output is the target's greedy one; None for sampled text.
         agreed: standalone: share of the target's own tokens that it holds for the most likely.
@@ -70,10 +72,33 @@ class PolicyScore(_Part):
     changed: float | None
     score_ms: float | None
     draft_ms: float | None
+    overhead: float | None
     widest: int
     equal: float | None
     agreed: float | None = None
     nll: float | None = None
+
+
+class NeedleScore(_Part):
+    """What the target retrieves by itself with a policy's cache.
+
+    Attributes:
+        policy: name.
+        found: share of hidden numbers that its answers contain.
+        digits: share of right digits.
+        minus_full: paired difference of `found` to the whole cache; `low` and `high` its 95 % interval.
+        low: None from one prompt.
+        high: see low.
+        n: prompts.
+    """
+
+    policy: str
+    found: float
+    digits: float
+    minus_full: float
+    low: float | None
+    high: float | None
+    n: int
 
 
 class AcceptanceResult(_Part):
@@ -88,6 +113,7 @@ class AcceptanceResult(_Part):
     candidates: str
     bin: int
     policies: tuple[PolicyScore, ...]
+    needles: tuple[NeedleScore, ...] = ()
 
     def policy(self, name: str) -> PolicyScore:
         """One policy's scores."""
@@ -214,11 +240,17 @@ def _score(
         draft_ms=None
         if settings.loop == "real"
         else 1000 * sum(record["seconds"] for record in rows) / tokens,
+        overhead=_overhead(scored / selections * refreshes if selections else 0.0, rows),
         widest=max(record["widest"] for record in rows),
         equal=_mean_of(rows, "equal"),
         agreed=_mean_of(rows, "agreed"),
         nll=_mean_of(rows, "nll"),
     )
+
+
+def _overhead(again: float, rows: Sequence[Record]) -> float | None:
+    rest = sum(record["seconds"] for record in rows) - again
+    return again / rest if again and rest > 0 else None
 
 
 def _mean_of(rows: Sequence[Record], key: str) -> float | None:

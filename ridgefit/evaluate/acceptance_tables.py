@@ -40,6 +40,8 @@ def tables(result: AcceptanceResult) -> Iterator[Rows]:
     yield lengths(result)
     yield costs(result)
     yield staleness(result)
+    if result.needles:
+        yield needles(result)
 
 
 def staleness(result: AcceptanceResult) -> Rows:
@@ -65,6 +67,20 @@ def by_place(result: AcceptanceResult) -> Rows:
         ("at least", *(str(place) for place in range(1, places + 1))),
         [(s.policy, *(f"{100 * share:.1f} %" for share in s.by_place)) for s in result.policies],
     )
+
+
+def needles(result: AcceptanceResult) -> Rows:
+    """Hidden numbers that the target finds by itself."""
+    rows: list[tuple[str, ...]] = []
+    for score in result.needles:
+        ends = (
+            ""
+            if score.low is None or score.high is None
+            else f" [{100 * score.low:+.0f}, {100 * score.high:+.0f}]"
+        )
+        gap = "" if score.policy == "full" else f"{100 * score.minus_full:+.0f}{ends}"
+        rows.append((score.policy, f"{100 * score.found:.0f} %", f"{100 * score.digits:.0f} %", gap))
+    return ("standalone", f"found of {result.needles[0].n}", "digits right", "minus full, points"), rows
 
 
 def _by_position(head: str, rows: Mapping[str, list[str]], step: int) -> Rows:
@@ -105,12 +121,13 @@ def costs(result: AcceptanceResult) -> Rows:
             "" if score.retained is None else f"{100 * score.retained:.1f} %",
             _number(score.score_ms),
             _number(score.draft_ms),
+            "" if score.overhead is None else f"{100 * score.overhead:.1f} %",
             str(score.widest or ""),
             "" if score.equal is None else f"{100 * score.equal:.0f} %",
         )
         for score in result.policies
     ]
-    heads = ("refreshes/1K", "replaced", "mass", "score ms", "draft ms/token", "widest", "equal")
+    heads = ("refreshes/1K", "replaced", "mass", "score ms", "draft ms/token", "overhead", "widest", "equal")
     return ("policy", *heads), rows
 
 

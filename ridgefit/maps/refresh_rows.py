@@ -78,8 +78,9 @@ def verdict(found: RefreshController) -> str:
     scores = found.scores
     test = scores.get("test", {})
     said = [f"test: {test.get('verdict', 'not tested')}"]
+    within = f" within {100 * scores['tolerance']:g} %" if "tolerance" in scores else ""
     if "tried" in scores:
-        said.insert(0, f"{scores['passed']} of {scores['tried']} candidates passed the selection")
+        said.insert(0, f"{scores['passed']} of {scores['tried']} candidates passed the selection{within}")
     if test.get("equal") is False:
         said.append("not every output was the target's own stepwise text")
     return "; ".join(said)

@@ -350,7 +350,8 @@ class PushSettings(Settings):
     """`ridgefit push`: maps made into a repository, judged, and published in one commit."""
 
     maps: Path = Field(
-        description="maps folder, source file, format-1 folder, recall policy, or a repository made before"
+        description="maps folder, source file, format-1 folder, recall policy, refresh controller, or a "
+        "repository made before"
     )
     repo: str = Field(description="Hub name 'org/name'")
     revision: str = Field("main", description="branch that moves; made from main if it is new")

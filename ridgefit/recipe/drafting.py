@@ -60,7 +60,10 @@ class DraftCacheSettings(Settings):
 class DraftGenerateSettings(DraftCacheSettings):
     """`ridgefit generate --draft`: what drafts, and how its cache is kept small."""
 
-    draft: str = Field(description="draft model, 'self' for the target itself")
+    draft: str = Field(
+        description="draft model, 'self' for the target itself; 'none': the target alone, with the cache of "
+        "--draft-policy and no verification"
+    )
     draft_policy: str = Field("rift-stat", description="cache policy of the draft")
     controller: PathOrName | None = Field(
         None, description="frozen controller of `calibrate refresh`, or Hub name"
@@ -71,6 +74,7 @@ class DraftGenerateSettings(DraftCacheSettings):
         Idle(
             ("controller",), lambda s: s.draft_policy != "rift-ada", "without the policy rift-ada", "name it"
         ),
+        Idle(("drafted",), lambda s: s.draft == "none", "without a draft", "name one"),
     )
 
 
@@ -106,7 +110,7 @@ class AcceptanceSettings(PromptSettings, _AcceptanceTask):
     policies: tuple[str, ...] = Field(
         ("full", "rift-stat", "rift-dyn", "snapkv", "swa", "streaming", "h2o", "random", "oracle"),
         min_length=1,
-        description="cache policies; full is always among them",
+        description="cache policies, or all; full is always among them",
     )
     controller: PathOrName | None = Field(
         None, description="frozen controller of rift-ada, which it adds to the policies"
@@ -116,7 +120,10 @@ class AcceptanceSettings(PromptSettings, _AcceptanceTask):
         "replay", description="replay the target's own text (the real loop's rounds), or decode for real"
     )
     standalone: bool = Field(
-        False, description="also decode with the model itself under each policy, without verification"
+        False, description="also what the target itself says of its text under each policy, unverified"
+    )
+    needles: int = Field(
+        0, ge=0, description="numbers hidden in so many prompts, that the target looks for under each policy"
     )
     bin: int = Field(64, ge=1, description="output tokens per step of the staleness curve")
     measure_every: int = Field(32, ge=1, description="output tokens between measurements of attention mass")

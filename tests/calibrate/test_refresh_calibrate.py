@@ -14,6 +14,7 @@ from ridgefit.calibrate.refresh import calibrate_refresh
 from ridgefit.calibrate.refresh.calibrate import _Work
 from ridgefit.calibrate.refresh.closed import ClosedJob, Schedule, run_schedules
 from ridgefit.calibrate.refresh.traces import TraceJob, continuation, trace
+from ridgefit.cli.app import main
 from ridgefit.corpus.prompts import Prompt, cut_prompts, split_documents
 from ridgefit.errors import BadInput
 from ridgefit.evaluate.acceptance import evaluate_acceptance
@@ -113,6 +114,41 @@ def test_calibrate_freeze_test_and_use(tiny_folder: Folder, texts: Path, tmp_pat
         evaluate_acceptance(options(other), unseen, tmp_path / "other", resamples=100)
 
 
+def test_generating_with_a_controller(
+    tiny_folder: Folder, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It decides for rift-ada alone, and one that found no rule says so."""
+    folder = tiny_folder("llama", num_hidden_layers=1)
+    plain = ["generate", str(folder), "--dtype", "float32", "--device", "cpu", "--prompt", "the cat " * 9,
+             "--new-tokens", "40", "--draft", "self", "--budget", "12", "--observe", "4"]  # fmt: skip
+    for name, changes in (("some", {}), ("none", {"tolerance": 0.0, "every": 200})):
+        calibrate_refresh(options(folder), settings(texts, **changes), tmp_path / name)
+    some, none = (["--controller", str(tmp_path / name)] for name in ("some", "none"))
+    assert main([*plain, *some]) == 2
+    assert "--controller would do nothing without the policy rift-ada" in capsys.readouterr().err
+    ada = ["--draft-policy", "rift-ada"]
+    assert main([*plain, *ada, *some, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["controller"] == load_controller(tmp_path / "some").rule.kind
+    assert "found no rule" not in shown.err
+    assert main([*plain, *ada, *none, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["controller"] == "none"
+    assert "found no rule" in shown.err
+
+
+def test_random_controls_draw_for_each_prompt() -> None:
+    """With one seed for all, every prompt would be refreshed at the same checks."""
+    random = Schedule("random", share=0.5, pace=Pace(4))
+
+    def drawn(seed: int) -> list[bool]:
+        controller = random.maker(seed)()
+        return [controller.due(at, lambda: None) for at in range(4, 400, 4)]  # type: ignore[arg-type, return-value]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert 30 < sum(drawn(1)) < 70
+
+
 def test_a_controller_for_sampled_text(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
     folder = options(tiny_folder("llama", num_hidden_layers=1))
     out = tmp_path / "warm"
@@ -156,6 +192,17 @@ def test_damaged_controllers_are_refused(tiny_folder: Folder, texts: Path, tmp_p
     file.write_text("{}")
     with pytest.raises(BadInput, match="is no refresh controller"):
         load_controller(out)
+
+
+def test_texts_beyond_the_models_positions_are_refused(
+    tiny_folder: Folder, texts: Path, tmp_path: Path
+) -> None:
+    folder = tiny_folder("llama", num_hidden_layers=1)
+    with pytest.raises(BadInput, match="needs 540 positions, the target has 512"):
+        calibrate_refresh(options(folder), settings(texts, new_tokens=500), tmp_path / "long")
+    with pytest.raises(BadInput, match="in 3 new tokens no round can draft 3"):
+        calibrate_refresh(options(folder), settings(texts, new_tokens=3), tmp_path / "long")
+    assert not (tmp_path / "long").exists()
 
 
 def test_too_few_documents_are_refused(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ CASES = [
     (DRAFT, "--tail 8 --prefill-chunk 4", "with --draft, which fills no rows: leave them out"),
     (DRAFT, "--rows special", "with --draft, which fills no rows: leave it out"),
     (DRAFT, "--controller gone", "without the policy rift-ada: name it, or leave it out"),
+    (f"{DRAFT} --draft none", "--drafted 3", "without a draft: name one, or leave it out"),
     (f"{DRAFT} --window 16", "--recent-share 0.25", "beside a window, which takes its place: leave it out"),
     (f"{DRAFT} --draft-policy full", "--budget 64 --observe 8", "with the policy full: leave them out"),
     (f"{DRAFT} --draft-policy swa", "--observe 8 --kernel 3", "with the policy swa: leave them out"),

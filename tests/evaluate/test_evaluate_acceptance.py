@@ -74,6 +74,16 @@ def test_policies_are_scored_on_the_targets_own_text(
     assert all(score.equal == 1.0 for score in real.policies)
 
 
+def test_all_is_every_policy_but_the_one_that_needs_a_controller(
+    tiny_folder: Folder, texts: Path, tmp_path: Path
+) -> None:
+    folder = tiny_folder("llama", num_hidden_layers=1)
+    own = settings(texts, policies=("all",), prompt=(40,), new_tokens=8)
+    found = evaluate_acceptance(options(folder), own, tmp_path / "out", resamples=100)
+    assert [score.policy for score in found.policies] == [name for name in POLICIES if name != "rift-ada"]
+    assert all(score.widest <= 12 for score in found.policies)
+
+
 def test_going_on_after_the_last_whole_prompt(
     tiny_folder: Folder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +106,11 @@ def test_going_on_after_the_last_whole_prompt(
     assert [s.model_dump(include=keep) for s in again.policies] == [
         s.model_dump(include=keep) for s in whole.policies
     ]
+    # Half a line is not joined to what follows it: a third call finds everything done.
+    scored.clear()
+    third = evaluate_acceptance(options(folder), settings(texts), out, resamples=100)
+    assert scored == []
+    assert [s.al_macro for s in third.policies] == [s.al_macro for s in whole.policies]
     with pytest.raises(BadInput, match="results with another settings"):
         evaluate_acceptance(options(folder), settings(texts, budget=14), out, resamples=100)
 
@@ -162,7 +177,7 @@ def test_greedy_is_the_models_own(tiny_model: Any, random_tokens: Any) -> None:
         ({"policies": ("rift-ada",), "reference": "rift-ada"}, "needs a controller"),
         ({"reference": "oracle"}, "'oracle' is not among the policies"),
         ({"window": 20}, "window of 20 columns is above the budget of 12"),
-        ({"new_tokens": 500}, "positions of 512"),
+        ({"new_tokens": 500}, "needs 540 positions, the target has 512"),
         ({"new_tokens": 3}, "in 3 new tokens no round can draft 3"),
         ({"prompt": (4000,)}, "no document in"),
         ({"instruction": "Go on.", "prompt": (120,)}, None),
@@ -235,6 +250,16 @@ def test_the_commands(
     assert found["widest"] <= found["budget"] == 12
     assert main([*plain, *drafted[:2], "--draft-policy", "rift-ada"]) == 2
     assert "needs a controller" in capsys.readouterr().out
+    by_itself = ["--draft", "none", "--draft-policy", "swa", "--observe", "4"]
+    assert main([*plain, *by_itself, "--budget", "200"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["text"], found["rounds"], found["acceptance_length"]) == (wanted, 0, None)
+    assert main([*plain[:-1], *by_itself, "--budget", "12"]) == 0
+    assert "16 tokens without a draft, 0 refreshes, at most 12 columns" in capsys.readouterr().err
+    assert main([*plain, *by_itself, "--budget", "12", "--drafted", "3"]) == 2
+    assert "--drafted would do nothing" in capsys.readouterr().out
+    assert main([*plain, *by_itself[:2], "--draft-policy", "rift-ada"]) == 2
+    assert "here is no draft" in capsys.readouterr().out
 
 
 def test_sizes_default_to_an_eighth() -> None:

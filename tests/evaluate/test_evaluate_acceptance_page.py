@@ -94,7 +94,7 @@ def test_every_number_of_the_page_is_counted_from_the_records(tmp_path: Path) ->
     assert cells(page, "swa", "mass from output token")[1:] == ["75.0 %", "50.0 %", "25.0 %"]
     assert cells(page, "swa", "at least")[1:] == ["66.7 %", "33.3 %", "0.0 %"]
     took = cells(page.split("## What it took")[1], "streaming", "policy")
-    assert took[1:] == ["125.0", "50.0 %", "50.0 %", "5.00", "5.00", "8", "100 %"]
+    assert took[1:] == ["125.0", "50.0 %", "50.0 %", "5.00", "5.00", "14.3 %", "8", "100 %"]
     for setting, value in (("budget", "8"), ("drafted", "3"), ("reference", "swa"), ("data", "x.jsonl")):
         assert cells(page, setting, "setting")[1] == value
     for said in ("40 to 48 tokens from 9 documents", "a CPU", "300 resamples", "ridgefit 9.9"):

@@ -7,7 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ridgefit.calibrate.refresh.closed import ClosedJob, Comparison, Outcome, Schedule, compare, run_schedules
+from ridgefit.calibrate.refresh.closed import (
+    ClosedJob,
+    Comparison,
+    Outcome,
+    Schedule,
+    compare,
+    run_schedules,
+    spacing_at_rate,
+)
 from ridgefit.calibrate.refresh.rules import Candidate, candidates
 from ridgefit.calibrate.refresh.traces import Trace, TraceJob, trace
 from ridgefit.corpus import read_documents
@@ -20,7 +28,7 @@ from ridgefit.recipe.drafting import CalibrateRefreshSettings
 from ridgefit.runtime.draft import CacheSettings
 from ridgefit.runtime.draft.controllers import Pace
 from ridgefit.runtime.speculative import require_whole_round
-from ridgefit.runtime.speculative.pair import Pair, PairPool, load_pair
+from ridgefit.runtime.speculative.pair import Pair, PairPool, load_pair, require_positions
 from ridgefit.versions import library_versions, machine
 
 SWEEP = (0.5, 2)
@@ -78,6 +86,7 @@ def calibrate_refresh(
     scores: dict[str, Any] = {
         "traces": _about(traces),
         "tried": len(tried),
+        "tolerance": settings.tolerance,
         "passed": sum(_passes(one, settings.tolerance) for one in judged),
         "machine": machine(),
     }
@@ -150,6 +159,8 @@ def _splits(pair: Pair, settings: CalibrateRefreshSettings) -> list[list[Prompt]
         documents = documents_of(prompts)
         kept = set(documents[: max(FEWEST, round(settings.fraction * len(documents)))])
         prompts = [prompt for prompt in prompts if prompt.document in kept]
+    for prompt in prompts:
+        require_positions(pair, prompt.id, len(prompt.tokens) + settings.new_tokens)
     shares = (settings.fit_share, settings.select_share)
     parts = split_documents(prompts, (*shares, 1 - sum(shares)))
     if any(len(documents_of(part)) < 1 for part in parts) or len(documents_of(prompts)) < FEWEST:
@@ -231,8 +242,10 @@ class _Work:
             matched = _passes(against, settings.tolerance)
             found["verdict"] = "matched" if matched else "not matched"
             checks = sum(outcome.tokens // settings.interval for outcome in real[1]) or 1
-            share = min(1.0, sum(outcome.refreshes for outcome in real[1]) / checks)
-            spacing = max(1, round(1000 / against.refreshes)) if against.refreshes else 1 << 30
+            refreshes = sum(outcome.refreshes for outcome in real[1])
+            share = min(1.0, refreshes / checks)
+            tokens = sum(outcome.tokens for outcome in real[1])
+            spacing = max(1, spacing_at_rate(refreshes / len(prompts), tokens / len(prompts)))
             pace = Pace(settings.interval)
             controls += [Schedule("periodic", every=spacing), Schedule("random", share=share, pace=pace)]
             names += ["periodic at its rate", "random at its rate"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,12 +40,17 @@ class Schedule:
     rule: GateRule | LinearRule | None = None
     pace: Pace = field(default_factory=Pace)
 
-    def maker(self) -> Callable[[], Controller]:
-        """Makes a new controller for each request."""
+    def maker(self, seed: int = 0) -> Callable[[], Controller]:
+        """Makes a new controller for each request.
+
+        Args:
+            seed: of a random one's draws. Prompts want seeds of their own: with one seed all of them would
+                refresh at the same places, and at low rates often nowhere.
+        """
         if self.kind == "periodic":
             return lambda: Periodic(self.every)
         if self.kind == "random":
-            return lambda: RandomMatched(self.share, self.pace.interval)
+            return lambda: RandomMatched(self.share, self.pace.interval, seed)
         if self.rule is not None:
             decide = rule_from(self.rule)
             return lambda: Adaptive(self.pace, decide)
@@ -70,6 +76,19 @@ class Outcome:
     equal: bool | None
 
 
+def spacing_at_rate(refreshes: float, tokens: float) -> int:
+    """Tokens between periodic refreshes that come to a given number within an output.
+
+    A refresh at the very end serves nobody, so `n` refreshes cut the output into `n + 1` pieces. Below half
+    a refresh an output gets none.
+
+    Args:
+        refreshes: mean number in an output.
+        tokens: mean length of an output.
+    """
+    return math.ceil(tokens / (round(refreshes) + 1))
+
+
 @dataclass(frozen=True)
 class ClosedJob:
     """One prompt under several schedules."""
@@ -93,7 +112,7 @@ def run_schedules(pair: Pair, job: ClosedJob) -> list[Outcome]:
             pair.draft.model,
             policy_of(POLICY),
             CacheSettings(**settings.cache()),
-            schedule.maker(),
+            schedule.maker(int(job.prompt.sha256[:8], 16)),
             settings.drafted,
         )
         if job.real or known is None:

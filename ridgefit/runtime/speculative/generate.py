@@ -20,6 +20,9 @@ from ridgefit.runtime.speculative.known import Known
 from ridgefit.runtime.speculative.loop import Round, Speculation, Stop
 from ridgefit.runtime.speculative.verify import StoredVerifier, TargetVerifier, Verifier
 
+Emit = Callable[[list[int]], None]
+"""Called with the tokens that were just added."""
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -156,6 +159,26 @@ def drafting(
             pass it on to a method of one's own.
     """
 
+    def run(
+        model: Any, prompt: list[int], new_tokens: int, stop: Stop, chooser: Chooser, emit: Emit
+    ) -> list[int]:
+        decoded = decode(model, draft, prompt, new_tokens, stop=stop, chooser=chooser, emit=emit)
+        report(decoded)
+        return decoded.tokens
+
+    return inside_generate(run, streamer=streamer)
+
+
+def inside_generate(
+    run: Callable[[Any, list[int], int, Stop, Chooser, Emit], list[int]], *, streamer: Any = None
+) -> Callable[..., Tensor]:
+    """A decoding loop as transformers' `custom_generate`.
+
+    Args:
+        run: model, prompt, most new tokens, stop, chooser, called with new tokens -> all new tokens.
+        streamer: gets every new token.
+    """
+
     def custom_generate(
         model: Any,
         input_ids: Tensor,
@@ -179,19 +202,11 @@ def drafting(
 
         prompt = input_ids[0].tolist()
         processor = logits_processor if len(logits_processor) else None
-        decoded = decode(
-            model,
-            draft,
-            prompt,
-            generation_config.max_length - len(prompt),
-            stop=stop,
-            chooser=Chooser(sample=bool(generation_config.do_sample), process=processor),
-            emit=emit,
-        )
+        chooser = Chooser(sample=bool(generation_config.do_sample), process=processor)
+        tokens = run(model, prompt, generation_config.max_length - len(prompt), stop, chooser, emit)
         if streamer is not None:
             streamer.end()
-        report(decoded)
-        new = torch.tensor([decoded.tokens], dtype=input_ids.dtype, device=input_ids.device)
+        new = torch.tensor([tokens], dtype=input_ids.dtype, device=input_ids.device)
         return torch.cat([input_ids, new], dim=1)
 
     return custom_generate

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ridgefit.errors import RidgefitError
+from ridgefit.errors import BadInput, RidgefitError
 from ridgefit.models.decoder import LoadedDecoder, require_one_tokenizer
 from ridgefit.models.load import load_decoder
 from ridgefit.runtime.speculative.generate import require_one_vocabulary
@@ -46,6 +46,25 @@ def load_pair(target: dict[str, Any], draft: str) -> Pair:
     require_one_tokenizer(own, other)
     require_one_vocabulary(own.model, other.model)
     return Pair(own, other)
+
+
+def require_positions(pair: Pair, prompt: str, tokens: int) -> None:
+    """Refuse texts that are longer than either model was made for.
+
+    Args:
+        pair: both models.
+        prompt: whose text it is.
+        tokens: of the prompt and its output.
+
+    Raises:
+        BadInput: how many there are and how many fit.
+    """
+    for role, model in (("target", pair.target), ("draft", pair.draft)):
+        if model.positions is not None and tokens > model.positions:
+            raise BadInput(
+                f"prompt {prompt} needs {tokens} positions, the {role} has {model.positions}",
+                "shorten --prompt or --new-tokens",
+            )
 
 
 def end_tokens(decoder: LoadedDecoder) -> frozenset[int]:
