@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 def inspected(folder: Path, output: Output) -> bool:
     """Show the folder's evaluation; False if it holds none, or maps beside it."""
-    from ridgefit.evaluate.acceptance_summary import RESULT, load_acceptance
+    from ridgefit.evaluate.acceptance_summary import LINES, RESULT, load_acceptance
     from ridgefit.evaluate.recall.result import EVALUATION as RECALL
     from ridgefit.evaluate.recall.result import load_recall_result
     from ridgefit.evaluate.result import EVALUATION, load_result
     from ridgefit.maps.folder import MANIFEST
 
-    if (folder / RESULT).is_file():
+    # Of an evaluation that was stopped there are lines and no result, which is then said.
+    if (folder / RESULT).is_file() or (folder / LINES).is_file():
         acceptance = load_acceptance(folder)
         output.result(acceptance, lambda console: _acceptance(console, acceptance))
     elif (folder / RECALL).is_file():

@@ -19,7 +19,7 @@ from ridgefit.evaluate.acceptance_needles import (
     needle_scores,
     score_hidden,
 )
-from ridgefit.evaluate.acceptance_summary import RESULT, AcceptanceResult, NeedleScore, summarise
+from ridgefit.evaluate.acceptance_summary import LINES, RESULT, AcceptanceResult, NeedleScore, summarise
 from ridgefit.files import canonical_json, folder_lock, read_json, sha256_bytes, write_json
 from ridgefit.maps.refresh import RefreshController, load_controller
 from ridgefit.recipe import require_used
@@ -48,7 +48,7 @@ from ridgefit.runtime.speculative.pair import (
 from ridgefit.runtime.speculative.standalone import along
 from ridgefit.versions import library_versions, machine
 
-LINES, NEEDLES, IDENTITY = "acceptance.jsonl", "needles.jsonl", "identity.json"
+NEEDLES, IDENTITY = "needles.jsonl", "identity.json"
 ALL = "all"
 FORMAT = "ridgefit-acceptance-2"
 Asked = TypeVar("Asked", Prompt, Hidden)

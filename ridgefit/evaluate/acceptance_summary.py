@@ -15,7 +15,7 @@ from ridgefit.evaluate.intervals import bca
 from ridgefit.files import read_json
 from ridgefit.recipe.drafting import AcceptanceSettings
 
-RESULT = "acceptance.json"
+RESULT, LINES = "acceptance.json", "acceptance.jsonl"
 Record = Mapping[str, Any]
 
 

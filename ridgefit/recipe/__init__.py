@@ -284,7 +284,7 @@ class VerifySettings(Settings):
     """`ridgefit verify`: files alone, or with a model the promises a fill makes."""
 
     maps: PathOrName = Field(
-        description="maps folder, source file, format-1 folder, recall policy or Hub name"
+        description="maps folder, source file, format-1 folder, recall policy, refresh controller or Hub name"
     )
     split: int | None = Field(None, ge=1, description="which split to try on the model; default: all")
     prompt: int = Field(96, ge=2, description="random prompt tokens of the model checks")

@@ -127,6 +127,12 @@ def test_generating_with_a_controller(
     assert main([*plain, *some]) == 2
     assert "--controller would do nothing without the policy rift-ada" in capsys.readouterr().err
     ada = ["--draft-policy", "rift-ada"]
+    model = ["--dtype", "float32", "--device", "cpu"]
+    assert main(["verify", str(tmp_path / "some"), "--model", str(folder), *model]) == 0
+    assert "was made for this model" in capsys.readouterr().out
+    other = tiny_folder("llama", num_hidden_layers=1, seed=7)
+    assert main(["verify", str(tmp_path / "some"), "--model", str(other), *model]) == 1
+    assert "of another target model" in " ".join(capsys.readouterr().out.split())
     assert main([*plain, *ada, *some, "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["controller"] == load_controller(tmp_path / "some").rule.kind

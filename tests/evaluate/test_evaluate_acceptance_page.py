@@ -170,9 +170,13 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(capsys.readouterr().out)["policies"][1]["al_macro"] == 2.0
 
 
-def test_unfinished_and_other_results_are_refused(tmp_path: Path) -> None:
+def test_unfinished_and_other_results_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
+    (folder / "acceptance.jsonl").write_text("")
+    for name in ("inspect", "report"):
+        assert main([name, str(folder)]) == 2
+        assert "holds no finished evaluation" in capsys.readouterr().err
     with pytest.raises(BadInput, match="holds no finished evaluation"):
         load_acceptance(folder)
     (folder / "acceptance.json").write_text('{"identity": {}}')

@@ -106,6 +106,33 @@ def test_a_controller_is_looked_at(
         assert RefreshController.model_validate_json(capsys.readouterr().out) == load_controller(made)
 
 
+def test_a_controller_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def verified(**changes: Any) -> dict[str, str]:
+        """Check -> what was found, of the checks that fail."""
+        made = controller(tmp_path / "made", **changes)
+        status = main(["verify", str(made), "--json"])
+        report = json.loads(capsys.readouterr().out)
+        assert report["ok"] == (status == 0)
+        return {line["check"]: line["detail"] for line in report["lines"] if not line["ok"]}
+
+    scores = {"test": {"verdict": "matched"}}
+    frozen = load_controller(controller(tmp_path / "made", scores=scores)).frozen_sha256
+    tested = {**scores, "frozen_sha256": frozen}
+    assert verified(scores=tested) == {}
+    assert list(verified(scores=scores)) == ["frozen before its test"]
+    assert list(verified(scores=tested, interval=99)) == ["frozen before its test"]
+    both = verified(scores=scores, select=("1" * 64,))
+    assert both["documents to fit, select and test"] == "1 in more than one"
+    unknown = GateRule(below={"mood": 1.0}, above={})
+    assert "reads a signal 'mood'" in verified(scores=tested, rule=unknown)["file"]
+    file = controller(tmp_path / "made", scores=tested) / "controller.json"
+    file.write_text(file.read_text().replace('"min_gap": 32', '"min_gap": 33'))
+    assert main(["verify", str(tmp_path / "made")]) == 1
+    assert "was changed after it was frozen" in " ".join(capsys.readouterr().out.split())
+    assert main(["verify", str(tmp_path / "made"), "--tail", "3"]) == 2
+    assert "--tail would do nothing for a refresh controller" in capsys.readouterr().err
+
+
 def test_files_that_do_not_say_their_texts_keep_their_hash(tmp_path: Path) -> None:
     """The hash of a file written before the field was there, from its own content."""
     made = load_controller(controller(tmp_path / "made"))
