@@ -24,8 +24,10 @@ from ridgefit.files import canonical_json, folder_lock, read_json, sha256_bytes,
 from ridgefit.maps.refresh import RefreshController, load_controller
 from ridgefit.recipe import require_used
 from ridgefit.recipe.drafting import AcceptanceSettings, DraftCacheSettings
+from ridgefit.recipe.idle import as_key
 from ridgefit.runtime.draft import POLICIES, CacheSettings, policy_of
 from ridgefit.runtime.draft.frozen import controller_from
+from ridgefit.runtime.draft.reads import unread
 from ridgefit.runtime.speculative import (
     Decoded,
     Draft,
@@ -101,8 +103,7 @@ def evaluate_acceptance(
     """
     require_used(settings)
     policies = _policies(settings)
-    for name in policies:
-        policy_of(name)
+    ignored = [unread(policy_of(name)) for name in policies]
     cache = cache_settings(settings)
     require_whole_round(settings.drafted, settings.new_tokens)
     read_documents(settings.data)
@@ -114,6 +115,7 @@ def evaluate_acceptance(
             f"the reference {settings.reference!r} is not among the policies",
             f"name one of {', '.join(policies)}",
         )
+    settings.require_read(set(ignored[0]).intersection(*ignored), policies, as_key)
     pair = load_pair(target, settings.draft)
     prompts = _prompts(pair, settings, fraction)
     if frozen is not None:

@@ -13,6 +13,7 @@ from ridgefit.evaluate.arms import Arm, reach_of
 from ridgefit.evaluate.tasks import TASKS, task_names
 from ridgefit.models import Port
 from ridgefit.recipe import EvalSettings
+from ridgefit.runtime.settings import require_settings
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,17 @@ def _require_arm(name: str, task: Any, arm: Arm, known: Known) -> None:
         return
     tail = arm.tail_of(task.tail)
     try:
-        arm.fill.check_settings(
-            known.attention,
-            known.vocab,
+        require_settings(
+            arm.fill.kind,
+            arm.fill.split,
+            attention=known.attention,
+            vocab=known.vocab,
             tail=tail,
             sink_rows=arm.sink_rows,
             rows=arm.selectors or None,
             corrections=arm.corrections,
             splice=arm.splice,
+            maps=arm.fill.maps.path if arm.fill.maps is not None else None,
         )
         for selector in arm.selectors:
             selector.check_prompt(task.prompt, task.prompt - tail)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ridgefit.errors import BadInput
-from ridgefit.files import new_folder, sha256_file, write_json, write_text
+from ridgefit.files import new_folder, write_json
 from ridgefit.hub.build import Base, without_places
 from ridgefit.hub.card import About, document, table
-from ridgefit.hub.check import check_repository, repository_files
-from ridgefit.hub.layout import CARD, CONFIG, NOTICE, PROVENANCE, SUMS, RepoConfig, sums_text
+from ridgefit.hub.layout import CONFIG, PROVENANCE, RepoConfig
+from ridgefit.hub.seal import config_of, seal
 from ridgefit.maps.refresh import CONTROLLER, RefreshController, load_controller, save_controller
 from ridgefit.maps.refresh_rows import settings_rows, test_heads, test_rows, verdict
 
@@ -41,39 +41,18 @@ def build_controller_repository(source: Path, out: Path, base: Base, about: Abou
             f"the calibration in {source} found no controller, so there is nothing to publish",
             "publish one that passed its selection",
         )
-    origin = found.fingerprint
-    config = RepoConfig(
-        kind="refresh-controller",
-        base_model=base.name,
-        base_model_revision=base.revision,
-        base_model_stated_by="fit" if base.stated_by == "fit" else "publisher",
-        family=origin.family,
-        dims=origin.dims,
-        layer_kinds=origin.layer_kinds,
-        dtype=origin.dtype,
-        config_sha256=origin.config_sha256,
-        tokenizer_sha256=str(origin.tokenizer_sha256),
-        splits={},
-        versions=dict(found.versions),
-    )
+    config = config_of("refresh-controller", found.fingerprint, base, dict(found.versions))
     with new_folder(out) as folder:
         save_controller(found, folder)
         write_json(folder / CONFIG, config.model_dump(mode="json"))
         provenance = {"draft": found.draft, "versions": found.versions, "documents": len(found.test)}
         write_json(folder / PROVENANCE, {"format": "ridgefit-provenance-1", **without_places(provenance)})
-        if about.licence.notice:
-            write_text(folder / NOTICE, about.licence.notice)
-        hashes = {path: sha256_file(folder / path) for path in repository_files(folder)}
-        write_text(folder / SUMS, sums_text(hashes))
-        write_text(folder / CARD, document(config, about, _body(config, found, about), _TAGS))
-        check_repository(folder)
+        seal(folder, about.licence.notice, document(config, about, _body(config, found, about), _TAGS))
     return config
 
 
 def _body(config: RepoConfig, found: RefreshController, about: About) -> Iterator[str]:
-    base = (
-        f"[{config.base_model}](https://huggingface.co/{config.base_model}/tree/{config.base_model_revision})"
-    )
+    base = config.base_link
     itself = found.draft.get("weights_sample_sha256") == found.target.get("weights_sample_sha256")
     drafter = "itself" if itself else f"{found.draft.get('name')}"
     yield f"\n# {about.repo.partition('/')[2]}\n"

@@ -55,7 +55,7 @@ def controller_cautions(rule: str, made: Mapping[str, Any], here: Mapping[str, A
     differ = [
         f"{name} {_said(made.get(name))}, here {_said(value)}"
         for name, value in here.items()
-        if made.get(name) != value
+        if made.get(name) != value and name != "every"  # which is the periodic policy's
     ]
     if differ:
         yield f"The controller was made under other settings: {'; '.join(differ)}."

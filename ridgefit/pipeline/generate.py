@@ -15,7 +15,7 @@ from ridgefit.evaluate.arms import Arm, resolve_arm
 from ridgefit.hub import local_maps
 from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.plan import find_config
-from ridgefit.pipeline.prompting import Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
+from ridgefit.pipeline.prompting import Clock, decoding, prompt_ids, prompt_text
 from ridgefit.recipe import ArmSettings, GenerateSettings, ModelSettings, require_used
 from ridgefit.runtime import FillReport
 from ridgefit.versions import peak_memory
@@ -80,19 +80,10 @@ def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
         )
     clock = Clock()
     parts = ids.shape[1] if settings.prefill_chunk else None
-    torch.manual_seed(settings.seed)  # transformers samples from the global generator
+    asked = decoding(ids, settings, loaded.tokenizer, clock) | _in_parts(settings.prefill_chunk)
     started = time.perf_counter()
     with torch.no_grad(), _applied(arm, loaded, tail, parts) as report:
-        sequence = loaded.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=settings.new_tokens,
-            streamer=clock,
-            **_in_parts(settings.prefill_chunk),
-            logits_processor=[numbers],
-            pad_token_id=pad_id(loaded.tokenizer),
-            **sampling(settings.temperature),
-        )
+        sequence = loaded.model.generate(**asked)
     seconds = time.perf_counter() - started
     new = sequence[0, ids.shape[1] :]
     return Generated(

@@ -12,7 +12,7 @@ from ridgefit.errors import BadInput
 from ridgefit.hub import local_maps
 from ridgefit.maps.refresh import RefreshController, load_controller
 from ridgefit.maps.refresh_rows import controller_cautions
-from ridgefit.pipeline.prompting import OF_A_FILL, Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
+from ridgefit.pipeline.prompting import OF_A_FILL, Clock, decoding, prompt_ids, prompt_text
 from ridgefit.recipe import (
     DraftGenerateSettings,
     GenerateSettings,
@@ -22,6 +22,7 @@ from ridgefit.recipe import (
 )
 from ridgefit.runtime.draft import CacheSettings, policy_of
 from ridgefit.runtime.draft.frozen import controller_from
+from ridgefit.runtime.draft.reads import unread
 from ridgefit.runtime.speculative import Decoded, Draft, drafting
 from ridgefit.runtime.speculative.pair import SELF, load_pair
 from ridgefit.runtime.speculative.standalone import Alone, require_own_controller, writing
@@ -82,6 +83,7 @@ def generate_draft(
     require_used(drafted)
     text = prompt_text(settings)
     policy = policy_of(drafted.draft_policy)
+    drafted.require_read(unread(policy), [policy.name])
     alone = drafted.draft == NONE
     if alone:
         require_own_controller(policy)
@@ -102,19 +104,10 @@ def generate_draft(
         if alone
         else drafting(draft, reports.append, streamer=clock)
     )
-    torch.manual_seed(settings.seed)  # both models sample from the global generator
+    asked = decoding(ids, settings, pair.target.tokenizer, clock)
     started = time.perf_counter()
     with torch.no_grad():
-        sequence = pair.target.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=settings.new_tokens,
-            streamer=clock,
-            logits_processor=[numbers],
-            pad_token_id=pad_id(pair.target.tokenizer),
-            custom_generate=how,
-            **sampling(settings.temperature),
-        )
+        sequence = pair.target.model.generate(**asked, custom_generate=how)
     seconds = time.perf_counter() - started
     found = reports[0]
     rounds = found.rounds if isinstance(found, Decoded) else []

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from ridgefit.errors import BadInput
 from ridgefit.hub import local_maps
 from ridgefit.models.load import load_latent
-from ridgefit.pipeline.prompting import OF_A_FILL, Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
+from ridgefit.pipeline.prompting import OF_A_FILL, Clock, decoding, prompt_ids, prompt_text
 from ridgefit.recipe import GenerateSettings, ModelSettings, refuse_idle
 from ridgefit.runtime.recall import LayerReport, Recall
 
@@ -76,18 +76,10 @@ def generate_recall(model: ModelSettings, settings: GenerateSettings) -> Recalle
     warnings = recall.check(loaded.model, loaded.tokenizer)
     ids = prompt_ids(loaded, text, settings)
     clock = Clock()
-    torch.manual_seed(settings.seed)  # transformers samples from the global generator
+    asked = decoding(ids, settings, loaded.tokenizer, clock)
     started = time.perf_counter()
     with torch.no_grad(), recall.applied(loaded.model) as report:
-        sequence = loaded.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=settings.new_tokens,
-            streamer=clock,
-            logits_processor=[numbers],
-            pad_token_id=pad_id(loaded.tokenizer),
-            **sampling(settings.temperature),
-        )
+        sequence = loaded.model.generate(**asked)
     seconds = time.perf_counter() - started
     new = sequence[0, ids.shape[1] :]
     layers = {index: _reads(layer) for index, layer in report.layers.items()}

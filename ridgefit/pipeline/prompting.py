@@ -106,6 +106,22 @@ def _chat_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 
+def decoding(
+    ids: torch.Tensor, settings: GenerateSettings, tokenizer: Any, streamer: Clock
+) -> dict[str, Any]:
+    """Arguments of transformers' `generate` for a prompt `[1, tokens]`; the seed of sampling is set here."""
+    torch.manual_seed(settings.seed)  # every model samples from the global generator
+    return {
+        "inputs": ids,
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": settings.new_tokens,
+        "streamer": streamer,
+        "logits_processor": [numbers],
+        "pad_token_id": pad_id(tokenizer),
+        **sampling(settings.temperature),
+    }
+
+
 def sampling(temperature: float) -> dict[str, Any]:
     """Arguments of transformers' `generate`; 0 is greedy."""
     if temperature == 0:

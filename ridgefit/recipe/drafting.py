@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from ridgefit.recipe.base import PathOrName, Settings
-from ridgefit.recipe.idle import Idle
+from ridgefit.recipe.idle import Idle, Written, as_option, refuse_idle
 
 CACHE_KEYS = ("budget", "keep_ratio", "recent_share", "window", "observe", "kernel", "every")
 
@@ -29,6 +30,23 @@ class DraftCacheSettings(Settings):
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("recent_share",), lambda s: s.window is not None, "beside a window, which takes its place"),
     )
+
+    def require_read(
+        self, unread: Iterable[str], policies: Sequence[str], written: Written = as_option
+    ) -> None:
+        """Refuse sizes that no policy reads.
+
+        Args:
+            unread: names of what none reads, as `runtime.draft.CacheSettings` has them.
+            policies: their names.
+            written: how a field is named.
+
+        Raises:
+            BadInput: naming those that are set.
+        """
+        names = ["select_from" if name == "candidates" else name for name in unread]
+        which = "policy" if len(policies) == 1 else "policies"
+        refuse_idle(self, names, f"with the {which} {', '.join(policies)}", written=written)
 
     def cache(self) -> dict[str, Any]:
         """Keyword arguments of `runtime.draft.CacheSettings`; an eighth of the prompt if nothing is said."""

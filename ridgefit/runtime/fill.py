@@ -30,7 +30,7 @@ from ridgefit.runtime.inputs import (
 from ridgefit.runtime.part_hooks import PartApplication
 from ridgefit.runtime.report import FillReport
 from ridgefit.runtime.selectors import Selector
-from ridgefit.runtime.settings import require_exact_rows, require_refinement, require_settings
+from ridgefit.runtime.settings import require_exact_rows, require_refinement
 from ridgefit.runtime.splice import Splice
 from ridgefit.runtime.vocabulary import Vocabulary
 
@@ -158,35 +158,6 @@ class RidgeFill:
             yield application.report
         finally:
             application.detach()
-
-    def check_settings(
-        self,
-        attention: str,
-        vocab: int,
-        *,
-        tail: int,
-        sink_rows: int = 0,
-        rows: Iterable[Selector] | None = None,
-        corrections: Corrections | None = None,
-        splice: Splice | None = None,
-    ) -> None:
-        """Refuse what `applied` would refuse of any model with this attention and so many tokens.
-
-        Raises:
-            BadInput: naming the setting.
-        """
-        require_settings(
-            self.kind,
-            self.split,
-            attention=attention,
-            vocab=vocab,
-            tail=tail,
-            sink_rows=sink_rows,
-            rows=rows,
-            corrections=corrections,
-            splice=splice,
-            maps=self.maps.path if self.maps is not None else None,
-        )
 
     def check(self, port: Port, tokenizer: object = None) -> list[str]:
         """Compare the maps with a model.

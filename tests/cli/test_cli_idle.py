@@ -63,6 +63,10 @@ CASES = [
     (DRAFT, "--controller gone", "without the policy rift-ada: name it, or leave it out"),
     (f"{DRAFT} --draft none", "--drafted 3", "without a draft: name one, or leave it out"),
     (f"{DRAFT} --window 16", "--recent-share 0.25", "beside a window, which takes its place: leave it out"),
+    (f"{DRAFT} --draft-policy full", "--budget 64 --observe 8", "with the policy full: leave them out"),
+    (f"{DRAFT} --draft-policy swa", "--observe 8 --kernel 3", "with the policy swa: leave them out"),
+    (DRAFT, "--every 16 --select-from since", "with the policy rift-stat: leave them out"),
+    (f"{DRAFT} --draft-policy snapkv", "--window 8", "with the policy snapkv: leave it out"),
     (f"{REFRESH} --window 16", "--recent-share 0.25", "beside a window, which takes its place"),
     (TRAIN, "--rank 4", "where every weight is trained: use method lora, or leave it out"),
     (f"{RECALL} --no-gate", "--gate-off 0.5", "without the gate: leave it out"),
@@ -122,6 +126,7 @@ NESTED = [
         "--tasks[0].length, --tasks[0].cue",
         "for numbers, which have their own",
     ),
+    (f"{ACCEPTANCE},policies=h2o,reference=swa,observe=8", "observe", "with the policies full, swa, h2o"),
     (
         f"{ACCEPTANCE},window=16,recent-share=0.25",
         "--tasks[0].recent_share",

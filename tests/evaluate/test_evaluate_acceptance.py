@@ -250,7 +250,7 @@ def test_the_commands(
     assert found["widest"] <= found["budget"] == 12
     assert main([*plain, *drafted[:2], "--draft-policy", "rift-ada"]) == 2
     assert "needs a controller" in capsys.readouterr().out
-    by_itself = ["--draft", "none", "--draft-policy", "swa", "--observe", "4"]
+    by_itself = ["--draft", "none", "--draft-policy", "swa"]
     assert main([*plain, *by_itself, "--budget", "200"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["text"], found["rounds"], found["acceptance_length"]) == (wanted, 0, None)
