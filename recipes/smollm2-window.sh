@@ -6,7 +6,7 @@
 set -euo pipefail
 : "${RIDGEFIT:=ridgefit}" "${PYTHON:=python3}"
 : "${MODEL:=work/models/smollm2-135m-instruct}" "${OUT:=work/smollm2-window}"
-: "${SPLITS:=15 11 19 8}" "${PARTS:=needles nll,long ablations,rows}"
+: "${SPLITS:=15 11 19 8}" "${PARTS:=needles nll,long ablations,rows cheap}"
 : "${CALIBRATION:=bundled:calibration}" "${DEVELOPMENT:=bundled:development}"
 : "${FRACTION:=1}" "${BATCH:=4}" "${WINDOWS:=72}" "${SIDE:=0}" "${MORE:=}"
 recipes=$(dirname "$0")

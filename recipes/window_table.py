@@ -18,7 +18,7 @@ from typing import Any
 
 from ridgefit.evaluate.intervals import bca
 
-PARTS = ("needles", "nll", "long", "ablations", "rows")
+PARTS = ("needles", "nll", "long", "ablations", "rows", "cheap")
 PLAIN = "plain"
 RESAMPLES = 5000
 Scores = Mapping[str, Mapping[str, float | None]]

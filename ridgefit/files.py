@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes, folders in use, hashes, free space."""
+"""Files that are either whole or absent: atomic writes, folders in use, hashes, free space, references."""
 
 from __future__ import annotations
 
@@ -17,6 +17,34 @@ from ridgefit.errors import BadInput
 
 _BLOCK = 1 << 20
 _SPARE = 64 << 20  # left free on a disk beside what is about to be written
+
+# What a repository's name does not end in, and a file's does.
+_SUFFIXES = (
+    ".safetensors",
+    ".json",
+    ".jsonl",
+    ".gguf",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".npz",
+    ".yaml",
+    ".yml",
+    ".txt",
+    ".zip",
+)
+
+
+def names_a_path(text: str) -> bool:
+    """Whether a reference means a place on this machine, there or not, since no Hub repository is called so.
+
+    It begins like a path (`.`, `/`, `~`), has another number of slashes than `org/name`, what follows an @
+    not counted, or ends like a file.
+    """
+    name = text.partition("@")[0]
+    return (
+        text.startswith((".", "/", "~")) or name.count("/") != 1 or text.lower().endswith((*_SUFFIXES, "/"))
+    )
 
 
 def canonical_json(value: object) -> bytes:

@@ -92,3 +92,10 @@ def test_no_test_imports_a_conftest() -> None:
             for alias in node.names
         }
         assert "conftest" not in found, f"{path} imports a conftest"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_what_must_be_overridden_is_abstract(path: Path) -> None:
+    """A method that only raises is found missing when it is called, an abstract one when it is made."""
+    names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+    assert "NotImplementedError" not in names

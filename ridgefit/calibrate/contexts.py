@@ -132,7 +132,8 @@ class Harvest:
 
     def attend(self, layer: LatentLayer, attention: LatentAttention, queries: Tensor) -> Tensor:
         """Not called, since nothing is read in place of the model."""
-        raise NotImplementedError
+        del layer, attention, queries
+        raise ValueError("a harvest reads nothing in place of the model")
 
     def observe(self, layer: LatentLayer, attention: LatentAttention, queries: Tensor) -> None:
         """Before rows are parted what selectors see, afterwards the queries."""

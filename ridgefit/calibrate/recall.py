@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from ridgefit.calibrate.contexts import LayerContext, documents_of, read_context
+from ridgefit.corpus import read_documents
 from ridgefit.errors import BadInput, CheckFailed
 from ridgefit.files import require_unused, sha256_bytes
 from ridgefit.maps.fingerprint import Fingerprint
 from ridgefit.maps.recall import LayerThresholds, PolicyManifest, RecallPolicy, RecallSettings
 from ridgefit.models.load import LoadedLatent
-from ridgefit.recipe import CalibrateRecallSettings
+from ridgefit.recipe import CalibrateRecallSettings, require_used
 from ridgefit.runtime.recall import require_premise, selector_of
 from ridgefit.runtime.recall.attend import Archive, trigger
 from ridgefit.runtime.recall.conformal import Evidence, Thresholds, calibrated, evidence
@@ -47,13 +48,12 @@ def calibrate_recall(
         The policy as saved.
 
     Raises:
-        BadInput: a rotated branch without `control`, too few documents, an unknown selector.
+        BadInput: settings that would do nothing, a rotated branch without `control`, too few documents, an
+            unknown selector.
         CheckFailed: a layer finds fewer hard queries' best rows than `target` on the documents kept back;
             nothing is written.
     """
-    require_unused(out)
-    _require_rows_to_close(settings)
-    selector_of(settings.selector)
+    require_calibration(settings, out)
     spread = loaded.latent.branch_spread()
     require_premise(spread, control=settings.control)
     policy = RecallSettings(**settings.model_dump(include=set(RecallSettings.model_fields)))
@@ -96,6 +96,20 @@ def calibrate_recall(
     )
     found.save(out)
     return found
+
+
+def require_calibration(settings: CalibrateRecallSettings, out: Path) -> None:
+    """Refuse what no model could make right, before one is loaded.
+
+    Raises:
+        BadInput: settings that would do nothing or close no row, an unknown selector, text that is not there,
+            or a folder in use.
+    """
+    require_used(settings)
+    require_unused(out)
+    _require_rows_to_close(settings)
+    selector_of(settings.selector)
+    read_documents(settings.data)
 
 
 def _require_rows_to_close(settings: CalibrateRecallSettings) -> None:

@@ -69,6 +69,8 @@ class CaptureRecord(_Frozen):
             BadInput: there is none, or it is not one of this version.
         """
         path = folder / RECORD_FILE
+        if not folder.exists():
+            raise BadInput(f"capture folder {folder} does not exist", "name one of `ridgefit capture`")
         if not path.is_file():
             raise BadInput(
                 f"{folder} is not a capture: it has no {RECORD_FILE}", "run `ridgefit capture` first"
@@ -147,18 +149,27 @@ class CaptureFolder:
             raise BadInput(f"{path} is not the file that {RECORD_FILE} names (its sha256 differs)", _AGAIN)
         return {kind: file.moments(kind) for kind in file.shapes}
 
+    def require_lead(self) -> None:
+        """Refuse to leave out first positions whose sums were not kept apart.
+
+        Raises:
+            BadInput: they were not.
+        """
+        if not self.lead:
+            raise BadInput(
+                f"{self.path} was captured with lead 0, the first positions cannot be left out",
+                "capture again with --lead 4",
+            )
+
     def rows(self, split: int, *, drop_lead: bool = False) -> Moments:
         """Sums to solve: of all rows, or without the first positions of each window.
 
         Raises:
             BadInput: see `moments`; or the lead is to be dropped and was not kept apart.
         """
+        if drop_lead:
+            self.require_lead()
         parts = self.moments(split)
-        if drop_lead and LEAD not in parts:
-            raise BadInput(
-                f"{self.path} was captured with lead 0, the first positions cannot be left out",
-                "capture again with --lead 4",
-            )
         return Moments.combine(parts[BODY], parts.get(LEAD), drop_lead=drop_lead)
 
 

@@ -29,7 +29,7 @@ COMMANDS = {
     "train": "Train a draft for compressed caches.",
     "push": "Publish maps on the Hub: judged first, in one commit, hashes compared after.",
     "pull": "Fetch maps from the Hub, one commit, only the splits asked for, every hash compared.",
-    "inspect": "What maps hold, in a folder or on the Hub; of the latter only headers are fetched.",
+    "inspect": "What maps, policies, controllers and evaluations hold; on the Hub only headers are fetched.",
     "report": "A page with tables and plots from an evaluation folder.",
 }
 

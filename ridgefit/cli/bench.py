@@ -29,12 +29,14 @@ def _show(console: Console, result: PrefillBench) -> None:
     from ridgefit.cli.render import grid, plain
 
     wide = any(timing.reads not in (None, "state") for timing in result.timings)
-    reads = ("reads",) if wide else ()
-    header = ("arm", *reads, "split", "tail", "tokens", "seconds", "speedup", "limit", "share", "T MAC/s")
+    chosen = any(timing.rows for timing in result.timings)
+    more = (*(("reads",) if wide else ()), *(("rows", "chosen") if chosen else ()))
+    header = ("arm", *more, "split", "tail", "tokens", "seconds", "speedup", "limit", "share", "T MAC/s")
     rows = [
         (
             timing.arm,
             *((timing.reads or "",) if wide else ()),
+            *((timing.rows or "", f"{timing.rows_chosen:,}" if timing.rows else "") if chosen else ()),
             "" if timing.split is None else str(timing.split),
             "" if timing.tail is None else str(timing.tail),
             f"{timing.tokens:,}",

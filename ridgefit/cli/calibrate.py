@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 def recall(model: ModelSettings, settings: CalibrateRecallSettings, out: Out, output: Output) -> None:
     """Thresholds of a recall policy from text; exit status 1 and no policy if it misses its target."""
-    from ridgefit.calibrate.recall import calibrate_recall
+    from ridgefit.calibrate.recall import calibrate_recall, require_calibration
     from ridgefit.models.load import load_latent
 
+    require_calibration(settings, out)
     loaded = load_latent(**model.load_options())
     with output.progress() as progress:
         policy = calibrate_recall(loaded, settings, out, progress=progress)
@@ -86,24 +87,11 @@ def refresh(model: ModelSettings, settings: CalibrateRefreshSettings, out: Out, 
 
 def _show_refresh(console: Console, frozen: RefreshController, out: Path) -> None:
     from ridgefit.cli.render import grid, plain
+    from ridgefit.maps.refresh_rows import rule_text, test_heads, test_rows, verdict
 
-    test = frozen.scores["test"]
-    rows = [("ada", test["ada"])] if "ada" in test else []
-    rows += list(test["controls"].items())
-    cells = [
-        (
-            name,
-            f"{row['al']:.3f}",
-            f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]",
-            f"{row['refreshes']:.1f}",
-            "" if row["ratio"] is None else f"{row['ratio']:.2f}",
-        )
-        for name, row in rows
-    ]
-    header = ("schedule", "AL", f"minus periodic {frozen.cache['every']}", "refreshes/1K", "times fewer")
-    console.print(grid(header, cells))
-    passed = f"{frozen.scores['passed']} of {frozen.scores['tried']} candidates passed the selection"
-    plain(console, f"{frozen.rule.kind}: {passed}; test: {test['verdict']}; frozen in {out}")
+    console.print(grid(test_heads(frozen), test_rows(frozen)))
+    plain(console, f"{frozen.rule.kind}: refresh when {rule_text(frozen)}")
+    plain(console, f"{verdict(frozen)}; frozen in {out}")
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", help="Data in, frozen policy file out.")

@@ -28,7 +28,7 @@ def evaluate(
     out: Out,
     output: Output,
     maps: Annotated[
-        Path | None, typer.Option("--maps", help="maps for the ridge arms: folder, file or Hub name")
+        str | None, typer.Option("--maps", help="maps for the ridge arms: folder, file or Hub name")
     ] = None,
 ) -> int:
     """Judge arms against exact, paired, with intervals; the same command goes on where it stopped."""
@@ -37,26 +37,19 @@ def evaluate(
             "fills and recall policies are judged apart", "leave out --arms and --tasks, or --policy"
         )
     if recall is not None:
+        if maps is not None:
+            raise BadInput("--maps would do nothing with --policy, which reads no maps", "leave it out")
         return _recall(model, recall, out, output)
     if settings is None:
         raise BadInput("nothing says what to judge", "give --arms and --tasks, or --policy")
     if isinstance(settings.tasks[0], AcceptanceSettings):
-        if len(settings.tasks) > 1 or settings.arms or maps:
+        if maps is not None:
             raise BadInput("acceptance stands alone", "leave out --arms, --maps and other tasks")
-        return _acceptance(model, settings, settings.tasks[0], out, output)
-    from ridgefit import cost
-    from ridgefit.evaluate import evaluate
-    from ridgefit.evaluate.arms import resolve_arms
-    from ridgefit.hub import local_maps
-    from ridgefit.models import load_model
-    from ridgefit.pipeline.plan import find_config
+        return _acceptance(model, settings, out, output)
+    from ridgefit.pipeline.judge import judge_arms
 
-    maps = local_maps(maps) if maps else None
-    # What is wrong with arms or maps is said before minutes of loading.
-    resolve_arms(settings.arms, maps, cost.shape_from_config(find_config(model.model, weights=True)).layers)
-    loaded = load_model(**model.load_options())
     with output.progress() as progress:
-        result = evaluate(loaded, settings, maps, out, progress=progress)
+        result = judge_arms(model, settings, maps, out, progress)
     for line in result.warnings:
         output.warn(line)
     for choice in result.rows_choices:
@@ -67,15 +60,10 @@ def evaluate(
 
 def _recall(model: ModelSettings, settings: RecallEvalSettings, out: Path, output: Output) -> int:
     """Recall policies; exit status 1 where a gate fails, with all results written."""
-    from ridgefit.evaluate.recall.run import evaluate_recall
-    from ridgefit.hub import local_maps
-    from ridgefit.models.load import load_latent
+    from ridgefit.pipeline.judge import judge_policies
 
-    policies = tuple(local_maps(policy) for policy in settings.policy)
-    settings = settings.model_copy(update={"policy": policies})
-    loaded = load_latent(**model.load_options())
     with output.progress() as progress:
-        result = evaluate_recall(loaded, settings, out, progress=progress)
+        result = judge_policies(model, settings, out, progress)
     for gate in result.gates:
         if not gate.passed:
             output.warn(f"gate '{gate.name}' fails: {gate.detail}")
@@ -93,21 +81,14 @@ def _show_recall(console: Console, result: RecallResult, out: Path) -> None:
     plain(console, f"written to {out}")
 
 
-def _acceptance(
-    model: ModelSettings, settings: EvalSettings, task: AcceptanceSettings, out: Path, output: Output
-) -> int:
-    from ridgefit.evaluate.acceptance import evaluate_acceptance
+def _acceptance(model: ModelSettings, settings: EvalSettings, out: Path, output: Output) -> int:
+    from ridgefit.evaluate.acceptance_page import cautions
+    from ridgefit.pipeline.judge import judge_drafts
 
     with output.progress() as progress:
-        result = evaluate_acceptance(
-            model.load_options(),
-            task,
-            out,
-            fraction=settings.fraction,
-            resamples=settings.resamples,
-            seed=settings.seed,
-            progress=progress,
-        )
+        result = judge_drafts(model, settings, out, progress)
+    for line in cautions(result):
+        output.warn(line)
     output.result(result, lambda console: _show_acceptance(console, result, out))
     return 0
 
@@ -119,7 +100,7 @@ def _show_acceptance(console: Console, result: AcceptanceResult, out: Path) -> N
     plain(console, title(result))
     for header, rows in tables(result):
         console.print(grid(header, rows))
-    plain(console, f"written to {out}")
+    plain(console, f"written to {out}; `ridgefit report {shlex.quote(str(out))}` makes a page of it")
 
 
 def _show(console: Console, result: EvalResult, out: Path) -> None:

@@ -58,9 +58,12 @@ def _drafted(
 
     result = generate_draft(model, settings, drafted)
     output.result(result, lambda console: plain(console, result.text))
+    if result.controller == "none":
+        output.warn("the controller found no rule, so the cache was selected again periodically")
     length = "" if result.acceptance_length is None else f"{result.acceptance_length:.2f} tokens a round, "
+    rounds = f"in {result.rounds} rounds, " if drafted.draft != "none" else "without a draft, "
     output.say(
-        f"{result.policy}: {result.new_tokens} tokens in {result.rounds} rounds, {length}"
+        f"{result.policy}: {result.new_tokens} tokens {rounds}{length}"
         f"{result.refreshes} refreshes, at most {result.widest} columns in sight; "
         f"first token after {result.first_token_seconds:.3f} s, all in {result.seconds:.3f} s"
     )

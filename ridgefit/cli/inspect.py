@@ -13,6 +13,9 @@ from ridgefit.cli.output import Output
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ridgefit.maps.recall import PolicyManifest
+    from ridgefit.maps.refresh import RefreshController
+
 
 def inspect(
     maps: Annotated[
@@ -20,49 +23,74 @@ def inspect(
         typer.Argument(
             metavar="MAPS",
             show_default=False,
-            help="maps folder, source file, format-1 folder, or Hub name 'org/name[@revision]'",
+            help="folder of maps, of a policy or controller, or of an evaluation; source file, format-1 "
+            "folder, or Hub name 'org/name[@revision]'",
         ),
     ],
     output: Output,
 ) -> None:
-    """What maps hold, in a folder or on the Hub; of the latter only headers are fetched."""
-    from ridgefit.hub import is_policy, look, names_repository
+    """What maps, policies, controllers and evaluations hold; on the Hub only headers are fetched."""
+    from ridgefit.cli.inspect_results import inspected
+    from ridgefit.hub import is_controller, is_policy, look, names_repository
     from ridgefit.maps import inspect
-
-    if not names_repository(maps) and is_policy(Path(maps)):
-        _policy(Path(maps), output)
-        return
-    result = look(maps) if names_repository(maps) else inspect(maps)
-    output.result(result, lambda console: _show(console, result))
-
-
-def _policy(folder: Path, output: Output) -> None:
-    """What a recall policy holds."""
     from ridgefit.maps.recall import RecallPolicy
+    from ridgefit.maps.refresh import load_controller
 
-    manifest = RecallPolicy.load(folder).manifest
+    if names_repository(maps):
+        result = look(maps)
+        output.result(result, lambda console: _show(console, result))
+        return
+    folder = Path(maps)
+    if is_policy(folder):
+        manifest = RecallPolicy.load(folder).manifest
+        output.result(manifest, lambda console: _show_policy(console, manifest, []))
+    elif is_controller(folder):
+        controller = load_controller(folder)
+        output.result(controller, lambda console: _show_controller(console, controller, []))
+    elif not inspected(folder, output):
+        local = inspect(maps)
+        output.result(local, lambda console: _show(console, local))
 
-    def show(console: Console) -> None:
-        from ridgefit.cli.render import pairs
 
-        rows = [("layout", "recall policy"), ("base model", _name(manifest.fingerprint.model_dump()))]
-        rows += [(name, str(value)) for name, value in manifest.settings.model_dump().items()]
-        for index, layer in manifest.layers.items():
-            recall = "unknown" if layer.recall is None else f"{100 * layer.recall:.1f} %"
-            rows.append((f"layer {index}", f"z {layer.z:.2f}, held-out recall {recall}"))
-        console.print(pairs(rows))
+def _show_policy(console: Console, manifest: PolicyManifest, more: list[tuple[str, str]]) -> None:
+    """What a recall policy holds."""
+    from ridgefit.cli.render import pairs
 
-    output.result(manifest, show)
+    rows = [("layout", "recall policy"), ("base model", _name(manifest.fingerprint.model_dump())), *more]
+    rows += [(name, str(value)) for name, value in manifest.settings.model_dump().items()]
+    for index, layer in manifest.layers.items():
+        recall = "unknown" if layer.recall is None else f"{100 * layer.recall:.1f} %"
+        rows.append((f"layer {index}", f"z {layer.z:.2f}, held-out recall {recall}"))
+    console.print(pairs(rows))
+
+
+def _show_controller(console: Console, found: RefreshController, more: list[tuple[str, str]]) -> None:
+    """What a refresh controller decides by, what it was made for, and its one test."""
+    from ridgefit.cli.render import grid, pairs, plain
+    from ridgefit.maps.refresh_rows import settings_rows, test_heads, test_rows, verdict
+
+    rows = [("layout", "refresh controller"), ("target", _name(found.target)), ("draft", _name(found.draft))]
+    rows += [*more, *settings_rows(found), ("frozen sha256", found.frozen_sha256)]
+    console.print(pairs(rows))
+    console.print(grid(test_heads(found), test_rows(found)))
+    plain(console, verdict(found))
 
 
 def _show(console: Console, result: dict[str, Any]) -> None:
     from ridgefit.cli.render import pairs, size
     from ridgefit.maps import reads_text
+    from ridgefit.maps.recall import PolicyManifest
+    from ridgefit.maps.refresh import RefreshController
 
+    more = _repository(result["repository"]) if "repository" in result else []
+    if "controller" in result:
+        _show_controller(console, RefreshController.model_validate(result["controller"]), more)
+        return
+    if "policy" in result:
+        _show_policy(console, PolicyManifest.model_validate(result["policy"]), more)
+        return
     origin = result["fingerprint"] or {}
-    rows = [("layout", str(result["layout"])), ("base model", _name(origin))]
-    if "repository" in result:
-        rows += _repository(result["repository"])
+    rows = [("layout", str(result["layout"])), ("base model", _name(origin)), *more]
     for split, record in result["splits"].items():
         first, stop = record["layers"]
         rank, narrow = (record.get("bottleneck") or (0, None))[1], len(record.get("state_only", ()))

@@ -9,6 +9,7 @@ import typer
 
 from ridgefit.cli.options import command
 from ridgefit.cli.output import Output
+from ridgefit.errors import BadInput
 
 
 def report(
@@ -23,10 +24,21 @@ def report(
     """A page with tables and plots from an evaluation folder."""
     from ridgefit.cli.render import plain
     from ridgefit.evaluate import report
+    from ridgefit.evaluate.acceptance_page import acceptance_report
+    from ridgefit.evaluate.acceptance_summary import RESULT
     from ridgefit.evaluate.recall.result import EVALUATION
     from ridgefit.evaluate.recall.tables import recall_report
 
-    path = recall_report(folder) if (folder / EVALUATION).is_file() else report(folder, maps=maps)
+    if (folder / RESULT).is_file():
+        if maps is not None:
+            raise BadInput("an acceptance evaluation has no maps", "leave --maps out")
+        path = acceptance_report(folder)
+    elif (folder / EVALUATION).is_file():
+        if maps is not None:
+            raise BadInput("an evaluation of recall policies has no maps", "leave --maps out")
+        path = recall_report(folder)
+    else:
+        path = report(folder, maps=maps)
     output.result({"report": path}, lambda console: plain(console, f"written to {path}"))
 
 

@@ -30,11 +30,10 @@ def solve(
 
     The model reads the held-out documents once; without --model it is the one the capture names.
     """
-    from ridgefit.pipeline.captured import captured_model
     from ridgefit.pipeline.solve import solve
 
     with output.progress() as progress:
-        result = solve(moments, model or captured_model(moments), settings, out, progress)
+        result = solve(moments, model, settings, out, progress)
     for line in result.warnings:
         output.warn(line)
     output.result(result, lambda console: _show(console, result))

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 def verify(settings: VerifySettings, model: ModelSettings | None, output: Output) -> int:
     """Check maps; with --model also that off, plumb and all-exact are stock; exit status 1 if not."""
-    from ridgefit.hub import is_policy, local_maps
+    from ridgefit.hub import is_controller, is_policy, local_maps
     from ridgefit.pipeline.verify import verify
     from ridgefit.pipeline.verify_recall import verify_policy
+    from ridgefit.pipeline.verify_refresh import verify_controller
 
     settings = settings.model_copy(update={"maps": local_maps(settings.maps, settings.split)})
     if is_policy(settings.maps):
         result = verify_policy(settings, model)
+    elif is_controller(settings.maps):
+        result = verify_controller(settings, model)
     else:
         with output.progress() as progress:
             result = verify(settings, model, progress)

@@ -2,40 +2,76 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import torch
-
+from ridgefit.corpus import read_documents
 from ridgefit.corpus.prompts import Prompt, cut_prompts, documents_of
 from ridgefit.errors import BadInput, CheckFailed
-from ridgefit.evaluate.acceptance_summary import AcceptanceResult, summarise
+from ridgefit.evaluate.acceptance_lines import Progress, scored
+from ridgefit.evaluate.acceptance_needles import (
+    ANSWER,
+    Hidden,
+    hidden_prompts,
+    needle_scores,
+    score_hidden,
+)
+from ridgefit.evaluate.acceptance_summary import LINES, RESULT, AcceptanceResult, NeedleScore, summarise
 from ridgefit.files import canonical_json, folder_lock, read_json, sha256_bytes, write_json
 from ridgefit.maps.refresh import RefreshController, load_controller
+from ridgefit.recipe import require_used
 from ridgefit.recipe.drafting import AcceptanceSettings, DraftCacheSettings
-from ridgefit.runtime.draft import CacheSettings, policy_of
+from ridgefit.recipe.idle import as_key
+from ridgefit.runtime.draft import POLICIES, CacheSettings, policy_of
 from ridgefit.runtime.draft.frozen import controller_from
-from ridgefit.runtime.speculative import Chooser, Decoded, Draft, decode, replay
-from ridgefit.runtime.speculative.pair import Pair, PairPool, end_tokens, greedy, load_pair, stop_at
+from ridgefit.runtime.draft.reads import unread
+from ridgefit.runtime.speculative import (
+    Decoded,
+    Draft,
+    Sampling,
+    decode,
+    known_text,
+    replay_known,
+    require_whole_round,
+)
+from ridgefit.runtime.speculative.pair import (
+    Pair,
+    PairPool,
+    end_tokens,
+    load_pair,
+    require_positions,
+    stop_at,
+)
 from ridgefit.runtime.speculative.standalone import along
 from ridgefit.versions import library_versions, machine
 
-RESULT, LINES, IDENTITY = "acceptance.json", "acceptance.jsonl", "identity.json"
-Progress = Callable[[int, int, str], None]
+NEEDLES, IDENTITY = "needles.jsonl", "identity.json"
+ALL = "all"
+FORMAT = "ridgefit-acceptance-2"
+Asked = TypeVar("Asked", Prompt, Hidden)
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Generic[Asked]):
     """One prompt under every policy."""
 
-    prompt: Prompt
+    prompt: Asked
     settings: AcceptanceSettings
     policies: tuple[str, ...]
     frozen: RefreshController | None
+    seed: int
+
+    @property
+    def id(self) -> str:
+        """Of the prompt."""
+        return self.prompt.id
+
+    def drafts(self, pair: Pair) -> dict[str, Draft]:
+        """The draft under every policy."""
+        return {name: draft_of(pair, name, self.settings, self.frozen) for name in self.policies}
 
 
 def evaluate_acceptance(
@@ -58,101 +94,112 @@ def evaluate_acceptance(
         out: folder for the results.
         fraction: share of the prompts.
         resamples: bootstrap resamples behind each interval.
-        seed: their seed.
+        seed: seed of the resamples, and of sampled text.
         progress: called after each prompt.
 
     Raises:
         BadInput: policies, sizes, models or a controller that do not fit; a folder with other results.
         CheckFailed: output of the real loop that is not the target's own.
     """
-    policies = tuple(dict.fromkeys(("full", *settings.policies)))
-    for name in policies:
-        policy_of(name)
-    cache_settings(settings)
+    require_used(settings)
+    policies = _policies(settings)
+    ignored = [unread(policy_of(name)) for name in policies]
+    cache = cache_settings(settings)
+    require_whole_round(settings.drafted, settings.new_tokens)
+    read_documents(settings.data)
     frozen = load_controller(settings.controller) if settings.controller else None
     if "rift-ada" in policies and frozen is None:
         raise BadInput("policy rift-ada needs a controller", "name one with controller=FOLDER")
-    if settings.temperature and settings.loop == "replay":
-        raise BadInput("sampled text depends on the draft, so it cannot be replayed", "add loop=real")
     if settings.reference not in policies:
         raise BadInput(
             f"the reference {settings.reference!r} is not among the policies",
             f"name one of {', '.join(policies)}",
         )
+    settings.require_read(set(ignored[0]).intersection(*ignored), policies, as_key)
     pair = load_pair(target, settings.draft)
     prompts = _prompts(pair, settings, fraction)
     if frozen is not None:
         frozen.require_models(pair.target.identity(), pair.draft.identity())
         frozen.require_unseen(documents_of(prompts))
-    identity = _identity(pair, settings, prompts, frozen)
+    for prompt in prompts:
+        require_positions(pair, prompt.id, len(prompt.tokens) + settings.new_tokens)
+    hidden = hidden_prompts(pair.target, settings, cache, seed) if settings.needles else []
+    for one in hidden:
+        require_positions(pair, one.id, len(one.tokens) + ANSWER)
+    identity = _identity(pair, settings, prompts, policies, frozen, seed)
     pool = PairPool(target, settings.draft, pair, settings.workers)
     with folder_lock(out):
-        done = _opened(out, identity)
-        waiting = [prompt for prompt in prompts if prompt.id not in done]
-        jobs = [Job(prompt, settings, policies, frozen) for prompt in waiting]
-        with (out / LINES).open("a", encoding="utf-8") as stream:
-            for index, records in pool.map(score_prompt, jobs):
-                for record in records:
-                    stream.write(json.dumps(record) + "\n")
-                stream.flush()
-                done[waiting[index].id] = records
-                if progress:
-                    progress(len(done), len(prompts), waiting[index].id)
-        records = [record for prompt in prompts for record in done[prompt.id]]
-        result = summarise(
-            records, policies, settings, identity, {"machine": machine()}, resamples=resamples, seed=seed
-        )
+        _open(out, identity)
+        jobs = [Job(prompt, settings, policies, frozen, seed) for prompt in prompts]
+        count = len(policies)
+        records = scored(out / LINES, jobs, score_prompt, pool, policies=count, progress=progress)
+        needles: tuple[NeedleScore, ...] = ()
+        if hidden:
+            own = tuple(name for name in policies if name != "rift-ada")  # it needs a draft to read
+            asked = [Job(one, settings, own, None, seed) for one in hidden]
+            answers = scored(out / NEEDLES, asked, score_needle, pool, policies=len(own), progress=progress)
+            needles = needle_scores(answers, own, resamples=resamples, seed=seed)
+        context = {"machine": machine(), "fraction": fraction, "resamples": resamples, "seed": seed}
+        result = summarise(records, policies, settings, identity, context, resamples=resamples, seed=seed)
+        result = result.model_copy(update={"needles": needles})
         write_json(out / RESULT, result.model_dump(mode="json"))
     return result
 
 
-def score_prompt(pair: Pair, job: Job) -> list[dict[str, Any]]:
-    """Records of one prompt, one per policy; the target runs once and its greedy text is replayed."""
+def score_prompt(pair: Pair, job: Job[Prompt]) -> list[dict[str, Any]]:
+    """Records of one prompt, one per policy; the target's own text is made once and replayed."""
     settings = job.settings
     tokens = list(job.prompt.tokens)
-    limit = pair.target.positions
-    if limit is not None and len(tokens) + settings.new_tokens > limit:
-        raise BadInput(
-            f"prompt {job.prompt.id} needs {len(tokens) + settings.new_tokens} positions of {limit}",
-            "shorten --prompt or --new-tokens",
-        )
     ends = frozenset[int]() if settings.forced else end_tokens(pair.target)
     stop = stop_at(ends)
+    sampling = Sampling(settings.temperature, f"{job.seed}/{job.prompt.sha256}")
     started = time.perf_counter()
-    known = greedy(pair.target.model, tokens, settings.new_tokens, stop)
+    # In a real loop that samples, every policy commits a text of its own.
+    known = (
+        None
+        if settings.temperature and settings.loop == "real" and not settings.standalone
+        else known_text(
+            pair.target.model, tokens, settings.new_tokens, stop, sampling, beyond=settings.drafted
+        )
+    )
     plain = time.perf_counter() - started
     records = []
-    for name in job.policies:
-        draft = draft_of(pair, name, settings, job.frozen)
-        started = time.perf_counter()
-        if settings.loop == "real":
+    for name, draft in job.drafts(pair).items():
+        if settings.loop == "real" or known is None:
             found = decode(
                 pair.target.model,
                 draft,
                 tokens,
                 settings.new_tokens,
                 stop=stop,
-                chooser=chooser_of(settings, job.prompt),
+                chooser=sampling.chooser("real"),
                 measure_every=settings.measure_every,
             )
         else:
-            found = replay(draft, tokens, known, stop=stop, measure_every=settings.measure_every)
-        seconds = time.perf_counter() - started
+            found = replay_known(
+                draft, known, settings.new_tokens, stop=stop, measure_every=settings.measure_every
+            )
         if found.budget is not None and found.widest > found.budget:
             raise CheckFailed(
                 f"policy {name} let attention see {found.widest} columns with a budget of {found.budget}"
             )
-        record = _record(job.prompt, name, found, seconds, plain, found.tokens == known)
-        if settings.standalone:
-            alone = along(
-                Draft(pair.target.model, draft.policy, draft.settings, draft.controller), tokens, known
-            )
+        record = _record(job.prompt, name, found)
+        record["target_seconds"] = None if known is None else plain
+        record["equal"] = found.tokens == known.output if known and not settings.temperature else None
+        if settings.standalone and known is not None and draft.policy.controller is not None:
+            forced = along(replace(draft, model=pair.target.model), tokens, known.output)
             record |= {
-                "agreed": sum(alone.agreed) / len(alone.agreed),
-                "nll": sum(alone.nll) / len(alone.nll),
+                "agreed": sum(forced.agreed) / len(forced.agreed),
+                "nll": sum(forced.nll) / len(forced.nll),
             }
         records.append(record)
     return records
+
+
+def score_needle(pair: Pair, job: Job[Hidden]) -> list[dict[str, Any]]:
+    """Records of one hidden number, one per policy: the target answers by itself, without verification."""
+    drafts = {name: replace(draft, model=pair.target.model) for name, draft in job.drafts(pair).items()}
+    return score_hidden(pair.target, job.prompt, drafts)
 
 
 def draft_of(
@@ -164,23 +211,12 @@ def draft_of(
     return Draft(pair.draft.model, policy_of(policy), cache, controller, settings.drafted)
 
 
-def chooser_of(settings: AcceptanceSettings, prompt: Prompt) -> Chooser:
-    """Greedy, or sampling with a seed that depends on the prompt alone: every policy gets the same draws."""
-    if settings.temperature == 0:
-        return Chooser()
-    generator = torch.Generator().manual_seed(int(prompt.sha256[:12], 16))
-    warm = settings.temperature
-    return Chooser(sample=True, process=lambda _, scores: scores / warm, generator=generator)
-
-
 def cache_settings(settings: DraftCacheSettings) -> CacheSettings:
     """Sizes of the draft cache."""
     return CacheSettings(**settings.cache())
 
 
-def _record(
-    prompt: Prompt, policy: str, found: Decoded, seconds: float, plain: float, equal: bool
-) -> dict[str, Any]:
+def _record(prompt: Prompt, policy: str, found: Decoded) -> dict[str, Any]:
     return {
         "prompt": prompt.id,
         "unit": prompt.document,
@@ -188,17 +224,26 @@ def _record(
         "prompt_tokens": len(prompt.tokens),
         "policy": policy,
         "tokens": len(found.tokens),
-        "equal": equal,
         "rounds": [list(asdict(r).values()) for r in found.rounds],
         "refreshes": found.refreshes,
+        "selections": found.selections,
         "score_seconds": found.score_seconds,
         "changed": found.changed,
         "widest": found.widest,
         "budget": found.budget,
         "repeated": found.repeated,
-        "seconds": seconds,
-        "target_seconds": plain,
+        "prefill_seconds": found.prefill_seconds,
+        "seconds": found.seconds,
     }
+
+
+def _policies(settings: AcceptanceSettings) -> tuple[str, ...]:
+    """Whole cache first; `all` is every policy, of which rift-ada needs its controller."""
+    named = list(settings.policies)
+    if ALL in named:
+        named = [name for name in POLICIES if name != "rift-ada"]
+    adaptive = ["rift-ada"] if settings.controller else []
+    return tuple(dict.fromkeys(["full", *named, *adaptive]))
 
 
 def _prompts(pair: Pair, settings: AcceptanceSettings, fraction: float) -> list[Prompt]:
@@ -217,14 +262,22 @@ def _prompts(pair: Pair, settings: AcceptanceSettings, fraction: float) -> list[
 
 
 def _identity(
-    pair: Pair, settings: AcceptanceSettings, prompts: Sequence[Prompt], frozen: RefreshController | None
+    pair: Pair,
+    settings: AcceptanceSettings,
+    prompts: Sequence[Prompt],
+    policies: Sequence[str],
+    frozen: RefreshController | None,
+    seed: int,
 ) -> dict[str, Any]:
     plain = settings.model_dump(mode="json", exclude={"workers", "controller"})
     return {
+        "format": FORMAT,
         "settings": plain,
+        "policies": list(policies),
+        "sampling_seed": seed if settings.temperature or settings.needles else None,
         "target": pair.target.identity(),
         "draft": pair.draft.identity(),
-        "controller_sha256": frozen.frozen_sha256 if frozen else None,
+        "controller": _made_for(frozen) if frozen else None,
         "prompts_sha256": sha256_bytes(canonical_json([prompt.sha256 for prompt in prompts])),
         "documents": len(documents_of(prompts)),
         "device": pair.target.model.device.type,
@@ -232,8 +285,19 @@ def _identity(
     }
 
 
-def _opened(out: Path, identity: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Finished prompts of an earlier call on this folder.
+def _made_for(frozen: RefreshController) -> dict[str, Any]:
+    """Which controller, and what it was made under: a result must show where that differs."""
+    return {
+        "sha256": frozen.frozen_sha256,
+        "rule": frozen.rule.kind,
+        "temperature": frozen.temperature,
+        "drafted": frozen.drafted,
+        "cache": frozen.cache,
+    }
+
+
+def _open(out: Path, identity: Mapping[str, Any]) -> None:
+    """Begin a folder, or go on in one.
 
     Raises:
         BadInput: the folder holds results of something else.
@@ -247,12 +311,3 @@ def _opened(out: Path, identity: Mapping[str, Any]) -> dict[str, list[dict[str, 
         raise BadInput(f"{out} already exists and is not empty", "choose another --out or remove it")
     else:
         write_json(out / IDENTITY, identity)
-    found: dict[str, list[dict[str, Any]]] = {}
-    if (out / LINES).is_file():
-        whole = [
-            line for line in (out / LINES).read_text(encoding="utf-8").splitlines() if line.endswith("}")
-        ]
-        for record in map(json.loads, whole):
-            found.setdefault(record["prompt"], []).append(record)
-    policies = len(dict.fromkeys(("full", *identity["settings"]["policies"])))
-    return {prompt: records for prompt, records in found.items() if len(records) == policies}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ridgefit.errors import BadInput
 from ridgefit.evaluate.intervals import bca
+from ridgefit.files import read_json
 from ridgefit.recipe.drafting import AcceptanceSettings
 
+RESULT, LINES = "acceptance.json", "acceptance.jsonl"
 Record = Mapping[str, Any]
 
 
@@ -41,13 +45,17 @@ class PolicyScore(_Part):
         refreshes_per_1000: re-selections per 1,000 output tokens; evictions for h2o.
         curve: pooled AL by output position; None where no round began.
         by_place: share of rounds that accepted at least so many drafted tokens.
-        retained: mean share of full attention in sight.
+        retained: mean share of full attention in sight; None for full.
+        retained_curve: the same by output position; None where nothing was measured.
         changed: mean share of selected columns that a refresh replaced.
         score_ms: milliseconds per selection.
-        draft_ms: milliseconds of draft and selection per output token (in a replay nothing else runs).
+        draft_ms: milliseconds of drafting and selecting per output token after the prefill; None in a real
+            loop, whose time is also the target's.
+        overhead: time of re-selections as a share of all other time after the prefill: drafting in a replay,
+            decoding in a real loop (appendix D.2).
         widest: most columns attention saw.
-        equal: share of prompts whose output is the target's greedy one.
-        agreed: standalone: share of the target's greedy tokens that it would have chosen too.
+        equal: share of prompts whose output is the target's greedy one; None for sampled text.
+        agreed: standalone: share of the target's own tokens that it holds for the most likely.
         nll: standalone: mean loss on them in nats.
     """
 
@@ -60,13 +68,37 @@ class PolicyScore(_Part):
     curve: tuple[float | None, ...]
     by_place: tuple[float, ...]
     retained: float | None
+    retained_curve: tuple[float | None, ...]
     changed: float | None
     score_ms: float | None
-    draft_ms: float
+    draft_ms: float | None
+    overhead: float | None
     widest: int
-    equal: float
+    equal: float | None
     agreed: float | None = None
     nll: float | None = None
+
+
+class NeedleScore(_Part):
+    """What the target retrieves by itself with a policy's cache.
+
+    Attributes:
+        policy: name.
+        found: share of hidden numbers that its answers contain.
+        digits: share of right digits.
+        minus_full: paired difference of `found` to the whole cache; `low` and `high` its 95 % interval.
+        low: None from one prompt.
+        high: see low.
+        n: prompts.
+    """
+
+    policy: str
+    found: float
+    digits: float
+    minus_full: float
+    low: float | None
+    high: float | None
+    n: int
 
 
 class AcceptanceResult(_Part):
@@ -81,6 +113,7 @@ class AcceptanceResult(_Part):
     candidates: str
     bin: int
     policies: tuple[PolicyScore, ...]
+    needles: tuple[NeedleScore, ...] = ()
 
     def policy(self, name: str) -> PolicyScore:
         """One policy's scores."""
@@ -117,6 +150,27 @@ def summarise(
         bin=settings.bin,
         policies=tuple(scores),
     )
+
+
+def load_acceptance(folder: Path) -> AcceptanceResult:
+    """The result of a finished evaluation, from its folder.
+
+    Raises:
+        BadInput: it is missing, damaged or of another version.
+    """
+    path = folder / RESULT
+    if not path.is_file():
+        raise BadInput(
+            f"{folder} holds no finished evaluation", "run `ridgefit eval` with this --out to its end"
+        )
+    try:
+        return AcceptanceResult.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise BadInput(
+            f"{path} is of another version ({'.'.join(map(str, first['loc']))}: {first['msg'].lower()})",
+            "run the evaluation again with another --out",
+        ) from error
 
 
 def whole_rounds(record: Record, drafted: int) -> list[list[Any]]:
@@ -158,11 +212,14 @@ def _score(
     bins: dict[int, list[Sequence[Any]]] = defaultdict(list)
     for row in rounds:
         bins[row[0] // settings.bin].append(row)
-    retained = [row[5] for record in rows for row in record["rounds"] if row[5] is not None]
+    seen: dict[int, list[float]] = defaultdict(list)
+    for row in (row for record in rows for row in record["rounds"] if row[5] is not None):
+        seen[row[0] // settings.bin].append(row[5])
+    retained = [value for values in seen.values() for value in values]
     changed = [value for record in rows for value in record["changed"]]
     tokens = sum(record["tokens"] for record in rows)
     refreshes = sum(record["refreshes"] for record in rows)
-    selections = refreshes + sum(record["budget"] is not None for record in rows)
+    selections = sum(record["selections"] for record in rows)
     scored = sum(record["score_seconds"] for record in rows)
     macro = fmean(units[name].values())
     return PolicyScore(
@@ -175,16 +232,27 @@ def _score(
         curve=tuple(pooled(bins[at]) if bins[at] else None for at in range(max(bins) + 1)),
         by_place=tuple(fmean(row[2] >= place for row in rounds) for place in range(1, settings.drafted + 1)),
         retained=fmean(retained) if retained and name != "full" else None,
+        retained_curve=tuple(fmean(seen[at]) if seen[at] else None for at in range(max(bins) + 1))
+        if name != "full"
+        else (),
         changed=fmean(changed) if changed else None,
-        score_ms=1000 * scored / selections if scored else None,
-        draft_ms=1000 * sum(record["seconds"] for record in rows) / tokens,
+        score_ms=1000 * scored / selections if selections else None,
+        draft_ms=None
+        if settings.loop == "real"
+        else 1000 * sum(record["seconds"] for record in rows) / tokens,
+        overhead=_overhead(scored / selections * refreshes if selections else 0.0, rows),
         widest=max(record["widest"] for record in rows),
-        equal=fmean(record["equal"] for record in rows),
+        equal=_mean_of(rows, "equal"),
         agreed=_mean_of(rows, "agreed"),
         nll=_mean_of(rows, "nll"),
     )
 
 
+def _overhead(again: float, rows: Sequence[Record]) -> float | None:
+    rest = sum(record["seconds"] for record in rows) - again
+    return again / rest if again and rest > 0 else None
+
+
 def _mean_of(rows: Sequence[Record], key: str) -> float | None:
-    values = [record[key] for record in rows if key in record]
+    values = [record[key] for record in rows if record.get(key) is not None]
     return fmean(values) if values else None

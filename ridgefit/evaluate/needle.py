@@ -49,7 +49,7 @@ class NeedleTask:
         Raises:
             BadInput: the needles do not fit between sink rows and tail, or the haystack has no text.
         """
-        cases = hidden_numbers(self.settings, loaded, reach, seed)
+        cases = hidden_numbers(self.settings, loaded.tokenizer, reach, seed)
         prompts = Prompts(loaded.tokenizer, self.settings.chat)
         return SampleSet(tuple(_sample(index, case, prompts) for index, case in enumerate(cases)))
 
@@ -66,14 +66,14 @@ class NeedleTask:
 
 
 def hidden_numbers(
-    settings: NeedleSettings | NeedleTwoTurnSettings, loaded: LoadedModel, reach: Reach, seed: int
+    settings: NeedleSettings | NeedleTwoTurnSettings, tokenizer: Any, reach: Reach, seed: int
 ) -> Iterator[needle_text.NeedleCase]:
     """`samples` prompts of a task that hides numbers; number i is the same whatever their count.
 
     Raises:
         BadInput: the needles do not fit between sink rows and tail, or the haystack has no text.
     """
-    prompts = Prompts(loaded.tokenizer, settings.chat)
+    prompts = Prompts(tokenizer, settings.chat)
     haystack = _haystack(settings.haystack)
     for index in range(settings.samples):
         # Text is hashed the same way everywhere; the numbers hidden in a prompt are no secret (S311).

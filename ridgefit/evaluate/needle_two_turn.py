@@ -44,7 +44,7 @@ class NeedleTwoTurnTask:
             BadInput: the needles do not fit between sink rows and tail, or the haystack has no text.
         """
         prompts = Prompts(loaded.tokenizer, self.settings.chat)
-        cases = hidden_numbers(self.settings, loaded, reach, seed)
+        cases = hidden_numbers(self.settings, loaded.tokenizer, reach, seed)
         return SampleSet(tuple(_sample(index, case, prompts) for index, case in enumerate(cases)))
 
     def score(

@@ -29,15 +29,16 @@ def write_plots(result: EvalResult, penalties: list[PenaltyGrid], folder: Path) 
         name = f"plot-{number}-{re.sub(r'[^a-z0-9]+', '-', task.name.lower()).strip('-')}.png"
         figure = _task_figure(task, {arm.label: arm for arm in result.arms})
         if figure is not None:
-            _save(figure, folder / name)
+            save(figure, folder / name)
             found[task.name] = name
     if penalties:
-        _save(_penalty_figure(penalties), folder / "plot-penalties.png")
+        save(_penalty_figure(penalties), folder / "plot-penalties.png")
         found["penalties"] = "plot-penalties.png"
     return found
 
 
-def _figure(panels: int) -> tuple[Any, list[Any]]:
+def new_figure(panels: int) -> tuple[Any, list[Any]]:
+    """A figure without a display, and its panels side by side."""
     # The object interface with its own canvas: no global pyplot state, no display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -51,7 +52,7 @@ def _task_figure(task: TaskResult, arms: dict[str, ArmDescription]) -> Any | Non
     shown = [measure for measure in task.measures if measure.name not in HIDDEN]
     if not shown or len(shown[0].arms) < 2:
         return None
-    figure, axes = _figure(len(shown))
+    figure, axes = new_figure(len(shown))
     for panel, measure in zip(axes, shown, strict=True):
         _panel(panel, measure, arms)
     figure.suptitle(f"{task.name}: difference to exact, 95 % intervals")
@@ -93,7 +94,7 @@ def _panel(panel: Any, measure: MeasureResult, arms: dict[str, ArmDescription]) 
 
 
 def _penalty_figure(penalties: list[PenaltyGrid]) -> Any:
-    figure, (panel,) = _figure(1)
+    figure, (panel,) = new_figure(1)
     for grid in penalties:
         drawn = [point for point in grid.points if point.alpha > 0]  # a log axis has no zero
         (line,) = panel.plot(
@@ -115,7 +116,8 @@ def _penalty_figure(penalties: list[PenaltyGrid]) -> Any:
     return figure
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write a figure whole or not at all."""
     with writing(path) as partial:
         # A fixed creation time and no version string: equal results give equal files.
         figure.savefig(partial, format="png", dpi=120, metadata={"Software": None})

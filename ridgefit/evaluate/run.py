@@ -20,6 +20,7 @@ from ridgefit.evaluate.arms import CANDIDATES, Arm, maps_of, reach_of, resolve_a
 from ridgefit.evaluate.auto_rows import choices, expanded
 from ridgefit.evaluate.journal import Journal, Key, require_results_folder
 from ridgefit.evaluate.macs import prefill_shares
+from ridgefit.evaluate.preflight import Known, require_possible
 from ridgefit.evaluate.result import EVALUATION, ArmDescription, EvalResult
 from ridgefit.evaluate.samples import Sample, Scored, Task
 from ridgefit.evaluate.summary import TaskRun, prompts_sha256, summarise_task, warnings_of
@@ -27,7 +28,7 @@ from ridgefit.evaluate.tasks import TASKS, task_names
 from ridgefit.files import canonical_json, folder_lock, sha256_bytes, sha256_file, write_json
 from ridgefit.models import LoadedModel
 from ridgefit.models.decoder import weights_sample_sha256
-from ridgefit.recipe import EvalSettings
+from ridgefit.recipe import EvalSettings, require_used
 from ridgefit.recipe.rows import row_label
 from ridgefit.runtime import FillReport
 from ridgefit.versions import library_versions, machine
@@ -66,18 +67,12 @@ def evaluate(
         CheckFailed: an arm filled nothing, or gave scores that are not finite.
         Interrupted: SIGINT or SIGTERM; what was scored is kept.
     """
+    require_used(settings)
     require_results_folder(out)
-    for wanted in settings.tasks:
-        if wanted.task not in TASKS:
-            raise BadInput(
-                f"task {wanted.task} judges a draft, not an arm",
-                "run it by itself: `ridgefit eval --tasks acceptance`",
-            )
     settings, tried = expanded(settings, maps)
     arms = resolve_arms(settings.arms, maps, loaded.port.n_layers)
+    require_possible(settings, arms, Known.of(loaded.port))
     tasks = [TASKS[task.task](task) for task in settings.tasks]
-    for name, task_settings in zip(task_names(settings.tasks), settings.tasks, strict=True):
-        _check_lengths(name, task_settings, arms, loaded)
     runs = [
         _task_run(name, task, task_settings, arms, loaded, settings)
         for name, task, task_settings in zip(task_names(settings.tasks), tasks, settings.tasks, strict=True)
@@ -137,23 +132,6 @@ def _task_run(
         skipped=found.skipped,
         macs=prefill_shares(loaded.port, arms, task_settings.prompt, task.tail),
     )
-
-
-def _check_lengths(name: str, task: Any, arms: tuple[Arm, ...], loaded: LoadedModel) -> None:
-    reach = reach_of(arms, task.tail)
-    if reach.tail + reach.sink_rows >= task.prompt:
-        rows = f"a tail of {reach.tail}" + (f" and {reach.sink_rows} sink rows" if reach.sink_rows else "")
-        raise BadInput(
-            f"task '{name}' has prompts of {task.prompt} tokens, of which {rows} would leave nothing to fill",
-            "lengthen the prompt or shorten the tail",
-        )
-    after = getattr(task, "scored", None) or getattr(task, "new_tokens", 0)
-    longest = getattr(loaded.port.config, "max_position_embeddings", None)
-    if longest is not None and task.prompt + after > longest:
-        raise BadInput(
-            f"task '{name}' needs {task.prompt + after} positions and the model has {longest}",
-            "shorten the prompt",
-        )
 
 
 def _batches(samples: tuple[Sample, ...], size: int) -> Iterator[tuple[Sample, ...]]:

@@ -5,6 +5,8 @@ Published repositories and chunked prefill refuse them by name.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ class _Control(Feature):
 
     control = True
 
+    @abstractmethod
     def source(self, row: Tensor, last: Tensor) -> Tensor:
         """Which row of its sample each row reads.
 
@@ -27,7 +30,6 @@ class _Control(Feature):
             row: `[batch or 1, rows]` int64, counted from the sample's first row; negative in padding.
             last: `[batch or 1, 1]` the sample's last row.
         """
-        raise NotImplementedError
 
     def compute(self, inputs: FeatureInputs, opening: Opening, carry: FeatureCarry | None) -> Tensor:
         """Rows gathered by `source`."""

@@ -10,23 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from ridgefit.errors import BadInput
-from ridgefit.files import new_folder, sha256_file, write_json, write_text
+from ridgefit.files import new_folder, sha256_file, write_json
 from ridgefit.hub.card import About, card
-from ridgefit.hub.check import check_repository, repository_files, require_no_controls
+from ridgefit.hub.check import require_no_controls
 from ridgefit.hub.layout import (
     BENCH,
-    CARD,
     CONFIG,
     EVALUATION,
-    NOTICE,
     PLOTS,
     PROVENANCE,
-    SUMS,
     RepoConfig,
     SplitConfig,
-    sums_text,
 )
 from ridgefit.hub.reference import is_commit
+from ridgefit.hub.seal import config_of, seal
 from ridgefit.hub.strict import read_strict
 from ridgefit.maps import (
     FREQUENCIES,
@@ -182,7 +179,7 @@ def build_repository(
                 state_only=item.state_only,
             )
         origin = _provenance(manifest, maps)
-        config = _config(manifest, base, configs, origin.get("versions"))
+        config = config_of("maps", manifest.fingerprint, base, origin.get("versions"), configs)
         write_json(folder / CONFIG, config.model_dump(mode="json"))
         write_json(folder / PROVENANCE, origin)
         pinned: dict[str, Any] = {"file": PROVENANCE, "sha256": sha256_file(folder / PROVENANCE)}
@@ -196,13 +193,8 @@ def build_repository(
         for name, source in (plots or {}).items():
             (folder / PLOTS).mkdir(exist_ok=True)
             shutil.copyfile(source, folder / PLOTS / name)
-        if about.licence.notice:
-            write_text(folder / NOTICE, about.licence.notice)
         fits = {split: record.model_dump(mode="json") for split, record in manifest.splits.items()}
-        hashes = {path: sha256_file(folder / path) for path in repository_files(folder)}
-        write_text(folder / SUMS, sums_text(hashes))
-        write_text(folder / CARD, card(config, about, fits))
-        check_repository(folder)
+        seal(folder, about.licence.notice, card(config, about, fits))
     return config
 
 
@@ -233,27 +225,6 @@ def _write_split(maps: MapSet, target: Path, about: About) -> None:
     target.mkdir()
     for name in (*sorted(read_folder(maps.path).hashes), FOLDER_MANIFEST):
         shutil.copyfile(maps.path / name, target / name)
-
-
-def _config(
-    manifest: MapsManifest, base: Base, splits: dict[int, SplitConfig], versions: object
-) -> RepoConfig:
-    origin = manifest.fingerprint
-    if origin is None or origin.tokenizer_sha256 is None:
-        raise BadInput("maps without a fingerprint cannot be published", "solve them with ridgefit")
-    return RepoConfig(
-        base_model=base.name,
-        base_model_revision=base.revision,
-        base_model_stated_by="fit" if base.stated_by == "fit" else "publisher",
-        family=origin.family,
-        dims=origin.dims,
-        layer_kinds=origin.layer_kinds,
-        dtype=origin.dtype,
-        config_sha256=origin.config_sha256,
-        tokenizer_sha256=origin.tokenizer_sha256,
-        splits=splits,
-        versions=versions if isinstance(versions, dict) else {},
-    )
 
 
 def _provenance(manifest: MapsManifest, maps: Path) -> dict[str, Any]:

@@ -97,9 +97,7 @@ def metadata(config: RepoConfig, about: About, tags: Sequence[str] = _TAGS) -> d
 
 
 def _body(config: RepoConfig, about: About, fits: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
-    base = (
-        f"[{config.base_model}](https://huggingface.co/{config.base_model}/tree/{config.base_model_revision})"
-    )
+    base = config.base_link
     yield f"\n# {about.repo.partition('/')[2]}\n"
     yield (
         f"Ridge maps for {base}. In a long prompt, all rows but the last ones run only the layers below the "

@@ -6,20 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ridgefit.errors import BadInput
-from ridgefit.files import new_folder, sha256_file, write_json, write_text
+from ridgefit.files import new_folder, write_json
 from ridgefit.hub.build import Base, without_places
 from ridgefit.hub.card import About, document, table
-from ridgefit.hub.check import check_repository, repository_files
-from ridgefit.hub.layout import CARD, CONFIG, NOTICE, PROVENANCE, SUMS, RepoConfig, sums_text
-from ridgefit.maps.refresh import (
-    CONTROLLER,
-    GateRule,
-    LinearRule,
-    RefreshController,
-    load_controller,
-    save_controller,
-)
+from ridgefit.hub.layout import CONFIG, PROVENANCE, RepoConfig
+from ridgefit.hub.seal import config_of, seal
+from ridgefit.maps.refresh import CONTROLLER, RefreshController, load_controller, save_controller
+from ridgefit.maps.refresh_rows import settings_rows, test_heads, test_rows, verdict
 
+_SIZES = ("budget", "keep_ratio", "recent_share", "window", "observe", "kernel")
 _TAGS = ("ridgefit", "rift", "speculative-decoding", "kv-cache")
 
 
@@ -46,39 +41,18 @@ def build_controller_repository(source: Path, out: Path, base: Base, about: Abou
             f"the calibration in {source} found no controller, so there is nothing to publish",
             "publish one that passed its selection",
         )
-    origin = found.fingerprint
-    config = RepoConfig(
-        kind="refresh-controller",
-        base_model=base.name,
-        base_model_revision=base.revision,
-        base_model_stated_by="fit" if base.stated_by == "fit" else "publisher",
-        family=origin.family,
-        dims=origin.dims,
-        layer_kinds=origin.layer_kinds,
-        dtype=origin.dtype,
-        config_sha256=origin.config_sha256,
-        tokenizer_sha256=str(origin.tokenizer_sha256),
-        splits={},
-        versions=dict(found.versions),
-    )
+    config = config_of("refresh-controller", found.fingerprint, base, dict(found.versions))
     with new_folder(out) as folder:
         save_controller(found, folder)
         write_json(folder / CONFIG, config.model_dump(mode="json"))
         provenance = {"draft": found.draft, "versions": found.versions, "documents": len(found.test)}
         write_json(folder / PROVENANCE, {"format": "ridgefit-provenance-1", **without_places(provenance)})
-        if about.licence.notice:
-            write_text(folder / NOTICE, about.licence.notice)
-        hashes = {path: sha256_file(folder / path) for path in repository_files(folder)}
-        write_text(folder / SUMS, sums_text(hashes))
-        write_text(folder / CARD, document(config, about, _body(config, found, about), _TAGS))
-        check_repository(folder)
+        seal(folder, about.licence.notice, document(config, about, _body(config, found, about), _TAGS))
     return config
 
 
 def _body(config: RepoConfig, found: RefreshController, about: About) -> Iterator[str]:
-    base = (
-        f"[{config.base_model}](https://huggingface.co/{config.base_model}/tree/{config.base_model_revision})"
-    )
+    base = config.base_link
     itself = found.draft.get("weights_sample_sha256") == found.target.get("weights_sample_sha256")
     drafter = "itself" if itself else f"{found.draft.get('name')}"
     yield f"\n# {about.repo.partition('/')[2]}\n"
@@ -93,44 +67,23 @@ def _body(config: RepoConfig, found: RefreshController, about: About) -> Iterato
     yield (
         f"```\nridgefit pull {about.repo} --out FOLDER\n"
         "ridgefit generate TARGET --draft DRAFT --draft-policy rift-ada --controller FOLDER "
-        "--prompt-file prompt.txt\n```"
+        f"{_options(found)} --prompt-file prompt.txt\n```"
     )
     yield "\n## Controller\n"
-    yield table(("setting", "value"), list(_settings(found)))
+    yield table(("setting", "value"), list(settings_rows(found)))
     yield "\n## Tested once, on documents of its own\n"
-    test = found.scores.get("test", {})
-    rows = [("this controller", test["ada"])] if "ada" in test else []
-    rows += list(test.get("controls", {}).items())
-    against = f"minus periodic {found.cache['every']}"
-    yield table(
-        ("schedule", "acceptance length", against, "refreshes per 1,000 tokens"),
-        [
-            (
-                name,
-                f"{row['al']:.3f}",
-                f"{row['difference']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]",
-                f"{row['refreshes']:.1f}",
-            )
-            for name, row in rows
-        ],
-    )
-    yield f"\nVerdict: {test.get('verdict', 'not tested')}."
+    yield table(test_heads(found), test_rows(found))
+    yield f"\n{verdict(found)[:1].upper()}{verdict(found)[1:]}. Brackets are 95 % intervals over documents."
+    warm = f"temperature {found.temperature:g}" if found.temperature else "greedy decoding"
     yield "\n## Limits\n"
     yield (
-        "- Thresholds are of this pair, this budget, greedy decoding and texts like those it was made on.\n"
+        f"- Thresholds are of this pair, this budget, {warm} and texts like those it was made on.\n"
         "- A refresh costs time on the drafting device, which is not measured here."
     )
 
 
-def _settings(found: RefreshController) -> Iterator[tuple[str, str]]:
-    if isinstance(found.rule, GateRule):
-        gates = [f"{name} below {value:.4g}" for name, value in found.rule.below.items()]
-        gates += [f"{name} above {value:.4g}" for name, value in found.rule.above.items()]
-        yield "refresh when", (" or " if found.rule.combine == "any" else " and ").join(gates)
-    elif isinstance(found.rule, LinearRule):
-        yield "refresh when", f"a weighted score of {len(found.rule.signals)} signals passes a threshold"
-    yield "looks every", f"{found.interval} tokens"
-    yield "gaps", f"at least {found.min_gap}, at most {found.max_gap or 'any number of'} tokens"
-    size = found.cache.get("budget") or f"{found.cache.get('keep_ratio'):g} of the prompt"
-    yield "budget", f"{size}, {found.cache.get('recent_share'):g} of it for the newest columns"
-    yield "drafted", f"{found.drafted} tokens a round, temperature {found.temperature:g}"
+def _options(found: RefreshController) -> str:
+    """The sizes that it was made under, as options."""
+    given = {name: value for name, value in found.cache.items() if name in _SIZES and value is not None}
+    given |= {"drafted": found.drafted, "temperature": found.temperature}
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())

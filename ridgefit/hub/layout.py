@@ -55,6 +55,9 @@ _MEND = "fetch or build the repository again"
 FOREIGN = frozenset({CARD, SUMS, ".gitattributes"})
 
 
+Kind = Literal["maps", "recall-policy", "refresh-controller"]
+
+
 class SplitConfig(BaseModel):
     """One split, as `config.json` states it.
 
@@ -132,7 +135,7 @@ class RepoConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["ridgefit-repository-1"] = "ridgefit-repository-1"
-    kind: Literal["maps", "recall-policy", "refresh-controller"] = "maps"
+    kind: Kind = "maps"
     library_name: Literal["ridgefit"] = "ridgefit"
     base_model: str = Field(max_length=200)
     base_model_revision: str = Field(pattern=r"^[0-9a-f]{40}$")
@@ -145,6 +148,13 @@ class RepoConfig(BaseModel):
     tokenizer_sha256: str
     splits: dict[int, SplitConfig]
     versions: dict[str, JsonValue]
+
+    @property
+    def base_link(self) -> str:
+        """Markdown of the base model at its commit."""
+        return (
+            f"[{self.base_model}](https://huggingface.co/{self.base_model}/tree/{self.base_model_revision})"
+        )
 
 
 def is_repository(folder: Path) -> bool:

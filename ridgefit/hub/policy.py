@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ridgefit.errors import BadInput
-from ridgefit.files import new_folder, sha256_file, write_json, write_text
+from ridgefit.files import new_folder, write_json
 from ridgefit.hub.build import Base, without_places
 from ridgefit.hub.card import About, document, table
-from ridgefit.hub.check import check_repository, repository_files
-from ridgefit.hub.layout import CARD, CONFIG, EVALUATION, NOTICE, PROVENANCE, SUMS, RepoConfig, sums_text
+from ridgefit.hub.layout import CONFIG, EVALUATION, PROVENANCE, RepoConfig
+from ridgefit.hub.seal import config_of, seal
 from ridgefit.maps.recall import POLICY, TENSORS, RecallPolicy
 
 _TAGS = ("ridgefit", "vestigekv", "kv-cache", "mla", "safetensors")
@@ -44,24 +44,8 @@ def build_policy_repository(
             f"the policy in {policy} is a control arm for a rotated branch, which is for ablations only",
             "publish a policy of a model whose branch is not rotated",
         )
-    origin = found.manifest.fingerprint
-    if origin.tokenizer_sha256 is None:
-        raise BadInput(f"the policy in {policy} names no tokenizer", "calibrate it with ridgefit")
-    versions = found.manifest.provenance.get("versions")
-    config = RepoConfig(
-        kind="recall-policy",
-        base_model=base.name,
-        base_model_revision=base.revision,
-        base_model_stated_by="fit" if base.stated_by == "fit" else "publisher",
-        family=origin.family,
-        dims=origin.dims,
-        layer_kinds=origin.layer_kinds,
-        dtype=origin.dtype,
-        config_sha256=origin.config_sha256,
-        tokenizer_sha256=origin.tokenizer_sha256,
-        splits={},
-        versions=versions if isinstance(versions, dict) else {},
-    )
+    manifest = found.manifest
+    config = config_of("recall-policy", manifest.fingerprint, base, manifest.provenance.get("versions"))
     with new_folder(out) as folder:
         for name in (POLICY, *((TENSORS,) if found.bases else ())):
             shutil.copyfile(policy / name, folder / name)
@@ -72,20 +56,12 @@ def build_policy_repository(
         )
         if evaluation is not None:
             write_json(folder / EVALUATION, without_places(evaluation))
-        if about.licence.notice:
-            write_text(folder / NOTICE, about.licence.notice)
-        hashes = {path: sha256_file(folder / path) for path in repository_files(folder)}
-        write_text(folder / SUMS, sums_text(hashes))
-        write_text(folder / CARD, document(config, about, _body(config, found, about), _TAGS))
-        check_repository(folder)
+        seal(folder, about.licence.notice, document(config, about, _body(config, found, about), _TAGS))
     return config
 
 
 def _body(config: RepoConfig, policy: RecallPolicy, about: About) -> Iterator[str]:
-    s = policy.settings
-    base = (
-        f"[{config.base_model}](https://huggingface.co/{config.base_model}/tree/{config.base_model_revision})"
-    )
+    s, base = policy.settings, config.base_link
     yield f"\n# {about.repo.partition('/')[2]}\n"
     kept = f"{s.rows:,}" if s.rows is not None else f"1/{s.ratio:g}"
     if s.recall:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from ridgefit.errors import BadInput
+from ridgefit.files import names_a_path
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _FORM = re.compile(rf"(?P<name>{_PART}/{_PART})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
@@ -44,7 +45,7 @@ class RepoRef:
 
 def names_repository(text: str) -> bool:
     """Whether this is the name of a Hub repository and not of something on this machine."""
-    if Path(text).exists():
+    if Path(text).exists() or names_a_path(text):
         return False
     try:
         RepoRef.parse(text)

@@ -9,7 +9,7 @@ from typing import Any
 from ridgefit.errors import BadInput
 from ridgefit.hub.calls import Hub
 from ridgefit.hub.check import require_hash
-from ridgefit.hub.layout import CONFIG, EVALUATION, SUMS, SplitConfig, read_config, read_sums
+from ridgefit.hub.layout import CONFIG, EVALUATION, SUMS, RepoConfig, SplitConfig, read_config, read_sums
 from ridgefit.hub.published import is_foreign, published_maps
 from ridgefit.hub.reference import RepoRef
 from ridgefit.hub.remote import (
@@ -25,6 +25,8 @@ from ridgefit.maps import read_maps_manifest
 from ridgefit.maps.folder import MANIFEST
 from ridgefit.maps.format1 import MANIFEST as FOLDER_MANIFEST
 from ridgefit.maps.format1 import read_manifest as read_folder
+from ridgefit.maps.recall import POLICY, read_policy
+from ridgefit.maps.refresh import CONTROLLER, load_controller
 
 _THREADS = 8
 _CODES = {"bfloat16": "weight", "int8": "codes"}
@@ -44,7 +46,22 @@ def look(ref: RepoRef | str, hub: Hub | None = None) -> dict[str, Any]:
         return _foreign(hub, ref, sha, listed)
     remote = judged_files(listed, str(ref))
     folder = _small_files(hub, ref, sha, remote)
-    config, manifest = read_config(folder / CONFIG), read_maps_manifest(folder)
+    config = read_config(folder / CONFIG)
+    repository = {
+        "name": ref.name,
+        "sha": sha,
+        "kind": config.kind,
+        "base_model": config.base_model,
+        "base_model_revision": config.base_model_revision,
+        "base_model_stated_by": config.base_model_stated_by,
+        "evaluated": EVALUATION in remote,
+        "files": len(remote),
+        "bytes": sum(file.size for file in remote.values()),
+        "versions": config.versions,
+    }
+    if config.kind != "maps":
+        return {"layout": "repository", "repository": repository, **_policy(config, folder)}
+    manifest = read_maps_manifest(folder)
     splits = {}
     for split, record in config.splits.items():
         files = read_folder(folder / record.folder)
@@ -66,21 +83,21 @@ def look(ref: RepoRef | str, hub: Hub | None = None) -> dict[str, Any]:
         }
     return {
         "layout": "repository",
-        "repository": {
-            "name": ref.name,
-            "sha": sha,
-            "kind": config.kind,
-            "base_model": config.base_model,
-            "base_model_revision": config.base_model_revision,
-            "base_model_stated_by": config.base_model_stated_by,
-            "evaluated": EVALUATION in remote,
-            "files": len(remote),
-            "bytes": sum(file.size for file in remote.values()),
-            "versions": config.versions,
-        },
+        "repository": repository,
         "fingerprint": manifest.fingerprint.model_dump(mode="json") if manifest.fingerprint else None,
         "splits": splits,
     }
+
+
+def _policy(config: RepoConfig, folder: Path) -> dict[str, Any]:
+    """A recall policy or a refresh controller, which is one small file."""
+    if config.kind == "refresh-controller":
+        found = load_controller(folder)
+        held = {"controller": found.model_dump(mode="json"), "frozen_sha256": found.frozen_sha256}
+        return {"fingerprint": found.fingerprint.model_dump(mode="json"), "splits": {}, **held}
+    manifest = read_policy(folder)
+    plain = manifest.model_dump(mode="json")
+    return {"fingerprint": plain["fingerprint"], "splits": {}, "policy": plain}
 
 
 def _foreign(hub: Hub, ref: RepoRef, sha: str, files: dict[str, RemoteFile]) -> dict[str, Any]:
@@ -113,7 +130,7 @@ def _small_files(hub: Hub, ref: RepoRef, sha: str, remote: dict[str, RemoteFile]
     folder = download(hub, ref.name, sha, SUMS).parent
     sums = read_sums(folder / SUMS)
     for path in sums:
-        if path in (CONFIG, MANIFEST) or path.endswith(f"/{FOLDER_MANIFEST}"):
+        if path in (CONFIG, MANIFEST, POLICY, CONTROLLER) or path.endswith(f"/{FOLDER_MANIFEST}"):
             if path not in remote:
                 raise BadInput(f"{ref} lacks {path}", "the publisher must push it again")
             require_small(remote[path], ref)

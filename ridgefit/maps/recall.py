@@ -151,6 +151,25 @@ class PolicyManifest(_Frozen):
         return dict(sorted(value.items()))
 
 
+def read_policy(folder: Path) -> PolicyManifest:
+    """`policy.json` of a folder.
+
+    Raises:
+        BadInput: there is none, or it holds a key this version does not know.
+    """
+    path = folder / POLICY
+    if not folder.exists():
+        raise BadInput(f"policy folder {folder} does not exist", "name one of `ridgefit calibrate recall`")
+    if not path.is_file():
+        raise BadInput(f"{folder} holds no recall policy", "make one with `ridgefit calibrate recall`")
+    try:
+        return PolicyManifest.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadInput(f"{path} is not a readable policy ({where}: {first['msg']})") from error
+
+
 @dataclass(frozen=True)
 class RecallPolicy:
     """A policy with its sketch bases `[rank, latent]` fp32 by layer."""
@@ -186,15 +205,7 @@ class RecallPolicy:
         Raises:
             BadInput: no policy there, a key this version does not know, or a basis missing or misshapen.
         """
-        path = folder / POLICY
-        if not path.is_file():
-            raise BadInput(f"{folder} holds no recall policy", "make one with `ridgefit calibrate recall`")
-        try:
-            manifest = PolicyManifest.model_validate(read_json(path))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise BadInput(f"{path} is not a readable policy ({where}: {first['msg']})") from error
+        manifest = read_policy(folder)
         bases = {}
         if manifest.layers and manifest.settings.thresholds == "policy":
             file = TensorFile(folder / TENSORS)

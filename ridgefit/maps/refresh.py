@@ -71,6 +71,7 @@ class RefreshController(_Frozen):
         fit: documents it was fitted on, by hash.
         select: documents it was selected on.
         test: documents it was tested on once.
+        texts: lengths of prompts and outputs, and the instruction; None in files that do not say.
         scores: what was measured.
         versions: libraries.
     """
@@ -89,13 +90,15 @@ class RefreshController(_Frozen):
     fit: tuple[str, ...]
     select: tuple[str, ...]
     test: tuple[str, ...]
+    texts: dict[str, Any] | None = None
     scores: dict[str, Any]
     versions: dict[str, str]
 
     @property
     def frozen_sha256(self) -> str:
         """Hash of everything but what the test found, so that a test changes nothing."""
-        frozen = self.model_dump(mode="json", exclude={"test", "scores"})
+        unsaid = {"texts"} if self.texts is None else set()  # files that do not say keep their hash
+        frozen = self.model_dump(mode="json", exclude={"test", "scores"} | unsaid)
         return sha256_bytes(canonical_json(frozen))
 
     @property
@@ -152,6 +155,8 @@ def load_controller(path: Path) -> RefreshController:
     Raises:
         BadInput: it is missing, damaged or of another format.
     """
+    if not path.exists():
+        raise BadInput(f"controller {path} does not exist", "name a folder of `ridgefit calibrate refresh`")
     file = path / CONTROLLER if path.is_dir() else path
     found = read_json(file)
     if not isinstance(found, dict) or set(found) != {"controller", "sha256"}:

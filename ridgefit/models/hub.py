@@ -42,7 +42,8 @@ def fetched(name: str, revision: str | None, download: Callable[..., str]) -> Pa
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         raise BadInput(
-            f"the Hub model {name} is not on this machine and the Hub cannot be reached",
+            f"the Hub model {name} is not on this machine, nor is a folder of that name, and the Hub "
+            "cannot be reached",
             "connect, unset HF_HUB_OFFLINE, or give a local folder",
         ) from error
     except (errors.HfHubHTTPError, OSError) as error:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ridgefit.files import canonical_json, sha256_bytes
+from ridgefit.files import canonical_json, names_a_path, sha256_bytes
 
 # Differ between two copies of one checkpoint without any effect on what it computes.
 _VOLATILE = frozenset(
@@ -25,7 +25,7 @@ def config_sha256(config: Any) -> str:
 
 def public_name(ref: str) -> str:
     """A model's name without what is particular to a machine: of a folder, its last part."""
-    return ref if ref.count("/") == 1 and ref[0] not in "/.~" else Path(ref).name
+    return Path(ref).name if names_a_path(ref) else ref
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ridgefit.errors import BadInput
+from ridgefit.files import names_a_path
 from ridgefit.models.decoder import LoadedDecoder
 from ridgefit.models.hub import fetched
 from ridgefit.models.identity import public_name
@@ -53,11 +54,7 @@ class LoadedModel:
 
     def identity(self) -> dict[str, Any]:
         """`Port.identity` with the tokenizer's hash and the reference it was loaded by."""
-        return {
-            **self.port.identity(self.tokenizer),
-            "name": public_name(self.ref),
-            "revision": self.revision,
-        }
+        return _referred(self.port.identity(self.tokenizer), self.ref, self.revision)
 
 
 @dataclass(frozen=True)
@@ -80,11 +77,11 @@ class LoadedLatent:
 
     def identity(self) -> dict[str, Any]:
         """`LatentModel.identity` with the tokenizer's hash and the reference it was loaded by."""
-        return {
-            **self.latent.identity(self.tokenizer),
-            "name": public_name(self.ref),
-            "revision": self.revision,
-        }
+        return _referred(self.latent.identity(self.tokenizer), self.ref, self.revision)
+
+
+def _referred(identity: dict[str, Any], ref: str, revision: str | None) -> dict[str, Any]:
+    return {**identity, "name": public_name(ref), "revision": revision}
 
 
 def load_model(
@@ -124,14 +121,7 @@ def load_latent(
     attention: str = "sdpa",
     trust_remote_code: bool = False,
 ) -> LoadedLatent:
-    """Load a causal language model with a latent cache.
-
-    Args:
-        ref: a local folder, "bundled:NAME", or "org/name[@revision]" on the Hub.
-        dtype: "bfloat16", "float16", "float32", or "auto" for the checkpoint's own.
-        device: "cpu", "cuda", "cuda:N", "mps", or "auto" for CUDA when there is one.
-        attention: transformers' attention implementation.
-        trust_remote_code: run Python code that the model repository ships.
+    """Load a causal language model with a latent cache; arguments as `load_model`.
 
     Raises:
         BadInput: see `load_model`; also a family without a latent cache.
@@ -224,8 +214,7 @@ def find_model(ref: str, *, trust_remote_code: bool = False) -> tuple[Path, str 
 
 def _is_folder(ref: str) -> bool:
     """Whether a reference means the file system: it exists, or cannot be a Hub name."""
-    path = Path(ref).expanduser()
-    return path.exists() or ref.startswith((".", "/", "~")) or ref.count("/") != 1
+    return Path(ref).expanduser().exists() or names_a_path(ref)
 
 
 def _download(ref: str, trust_remote_code: bool) -> tuple[Path, str | None]:

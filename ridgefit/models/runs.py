@@ -16,6 +16,10 @@ Attend = Callable[..., Tensor]
 """Attention `(query, key, value, scale=…)` of certain rows over all of a prompt."""
 
 
+Attended = tuple[Tensor, Tensor]
+"""Attention `[batch, heads, rows, width]` and log-sum-exp `[batch, heads, rows]` (natural) of its scores."""
+
+
 class RunKeys(Tensor):
     """Keys of a whole prompt that know which rows of it will ask.
 
@@ -104,10 +108,11 @@ def attend_run(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -
     params = SDPAParams(query, key, value, None, 0.0, False, grouped)
     if query.is_cuda and can_use_cudnn_attention(params):
         before = keys - rows
-        return merged(
+        found, _ = merged(
             _cudnn(query, key[:, :, :before], value[:, :, :before], scale, causal=False),
             _cudnn(query, key[:, :, before:], value[:, :, before:], scale, causal=True),
         )
+        return found.to(query.dtype)
     if _can_flash(query, params):
         # This operator aligns its causal mask to the lower right; the public function to the upper left.
         return _flash(query, key, value, scale, causal=True)[0]
@@ -121,7 +126,7 @@ def fast_kernel(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return query.is_cuda and (can_use_cudnn_attention(params) or _can_flash(query, params))
 
 
-def attend_unmasked(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+def attend_unmasked(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Attended:
     """Attention of rows that see every key, and its log-sum-exp; where `fast_kernel` says so."""
     params = SDPAParams(query, key, value, None, 0.0, False, query.shape[1] != key.shape[1])
     if can_use_cudnn_attention(params):
@@ -133,18 +138,14 @@ def _can_flash(query: Tensor, params: SDPAParams) -> bool:
     return query.is_cuda and query.shape[3] % 8 == 0 and can_use_flash_attention(params)
 
 
-def _flash(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, causal: bool
-) -> tuple[Tensor, Tensor]:
+def _flash(query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, causal: bool) -> Attended:
     """Attention and its log-sum-exp from PyTorch's flash kernel."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention
     found = flash(query, key, value, 0.0, causal, return_debug_mask=False, scale=scale)
     return found[0], found[1]
 
 
-def _cudnn(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, causal: bool
-) -> tuple[Tensor, Tensor]:
+def _cudnn(query: Tensor, key: Tensor, value: Tensor, scale: float | None, *, causal: bool) -> Attended:
     """Attention and its log-sum-exp from cuDNN, whose causal mask wants as many keys as rows.
 
     On Hopper it is nearly twice as fast as the flash kernel of PyTorch, and it is what exact prefill runs on.
@@ -155,13 +156,8 @@ def _cudnn(
     return found[0], found[1].reshape(query.shape[:3])
 
 
-def merged(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
-    """Attention over the union of two disjoint sets of keys.
-
-    Args:
-        first: attention `[batch, heads, rows, width]` over one set, and log-sum-exp `[batch, heads, rows]` of
-            its scores (natural logarithm).
-        second: the same over the other set.
-    """
-    share = torch.sigmoid((second[1] - first[1]).float()).unsqueeze(-1)
-    return torch.lerp(first[0].float(), second[0].float(), share).to(first[0].dtype)
+def merged(first: Attended, second: Attended) -> Attended:
+    """Attention over the union of two disjoint sets of keys, in float32."""
+    low, high = first[1].float(), second[1].float()
+    share = torch.sigmoid(high - low).unsqueeze(-1)
+    return torch.lerp(first[0].float(), second[0].float(), share), torch.logaddexp(low, high)

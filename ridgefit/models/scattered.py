@@ -1,9 +1,15 @@
-"""Attention of any rows of a prompt over everything before them, block by block: true to their columns,
-and without a mask of all rows.
+"""Attention of any rows of a prompt over everything before them: true to their columns, and without a mask of
+all rows.
+
+Where a kernel tells its log-sum-exp, rows are halved: the later half sees every column before its first row
+without a mask, in one call, and what is left are two problems of half the size. Half of all the work is in
+the first call and half of the rest in the next two, so that nearly everything runs in calls large enough to
+fill a GPU. Elsewhere rows go block by block under masks of their own.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgefit.models.rows import Rows
-from ridgefit.models.runs import attend_run, attend_unmasked, fast_kernel, merged
+from ridgefit.models.runs import Attended, attend_run, attend_unmasked, fast_kernel, merged
 
 BLOCK_ROWS = 256
 """Rows that share one mask. A block's scores stay small, and so does what a fast kernel may not touch."""
@@ -72,14 +78,18 @@ class ScatteredRows:
         columns = self._columns[sample if len(self._columns) > 1 else 0]
         pad = self._pads[sample if len(self._pads) > 1 else 0]
         there = self._columns_on(query.device)[sample if len(self._columns) > 1 else 0]
-        fast = fast_kernel(query, key, value)
-        tail = self._tail_of(columns, pad) if fast else len(columns)
-        groups = query.shape[1] // key.shape[1]
+        halves = self._window is None and fast_kernel(query, key, value)
+        tail = self._tail_of(columns, pad) if halves else len(columns)
+        listed = columns[:tail].tolist()
+        masked = bisect_left(listed, pad) if halves else tail  # a padding row sees itself alone
         parts = []
-        for block in blocks(columns[:tail].tolist(), groups, self._window):
+        for block in blocks(listed[:masked], query.shape[1] // key.shape[1], self._window):
             asked = query[:, :, block.start : block.stop]
-            place = there[block.start : block.stop]
-            parts.append(self._block(asked, key, value, block, place, pad, scale, fast=fast))
+            parts.append(self._block(asked, key, value, block, there[block.start : block.stop], pad, scale))
+        if masked < tail:
+            place = slice(masked, tail)
+            halved = _Halves(query[:, :, place], key, value, listed[place], there[place], scale)
+            parts.append(halved.attend(0, tail - masked, pad)[0].to(query.dtype))
         if tail < len(columns):
             parts.append(attend_run(query[:, :, tail:], key[:, :, pad:], value[:, :, pad:], scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
@@ -87,7 +97,7 @@ class ScatteredRows:
     def _tail_of(self, columns: Tensor, pad: int) -> int:
         """First of the rows that are the prompt's last columns, one after another, and no padding."""
         rows = len(columns)
-        if self._window is not None or int(columns[0]) < pad:
+        if int(columns[0]) < pad:
             return rows
         straight = columns == torch.arange(int(columns[-1]) - rows + 1, int(columns[-1]) + 1)
         broken = (~straight).nonzero()
@@ -102,17 +112,9 @@ class ScatteredRows:
         columns: Tensor,
         pad: int,
         scale: float | None,
-        *,
-        fast: bool,
     ) -> Tensor:
         low = pad if self._window is None else max(pad, block.first - self._window + 1)
         low, high = min(low, block.first), block.last + 1
-        if fast and self._window is None and pad <= low < block.first:
-            seen_by_all = slice(low, block.first)
-            before = attend_unmasked(query, key[:, :, seen_by_all], value[:, :, seen_by_all], scale)
-            own = slice(block.first, high)
-            visible = torch.arange(block.first, high, device=query.device) <= columns[:, None]
-            return merged(before, _scored(query, key[:, :, own], value[:, :, own], visible, scale))
         place, own_column = torch.arange(low, high, device=query.device), columns[:, None]
         visible = (place <= own_column) & (place >= pad)
         if self._window is not None:
@@ -124,6 +126,51 @@ class ScatteredRows:
         if device not in self._on_device:
             self._on_device[device] = self._columns.to(device, non_blocking=True)
         return self._on_device[device]
+
+
+@dataclass(frozen=True)
+class _Halves:
+    """Rows of one sample, none of them padding, on a kernel that takes no mask and tells its log-sum-exp.
+
+    Attributes:
+        query: `[1, heads, rows, width]`.
+        key: `[1, kv_heads, columns, width]`.
+        value: the same for values.
+        columns: of the rows, ascending.
+        place: the same on the query's device.
+        scale: of the scores.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    columns: Sequence[int]
+    place: Tensor
+    scale: float | None
+
+    def attend(self, start: int, stop: int, low: int) -> Attended:
+        """Rows `start` to `stop` over columns `low` to each row's own; attention in float32."""
+        first, last = self.columns[start], self.columns[stop - 1]
+        if stop - start <= BLOCK_ROWS and last - first <= SPAN:
+            return self._before(start, stop, low, first, self._own(start, stop, first, last + 1))
+        middle = (start + stop) // 2
+        turn = self.columns[middle]
+        upper = self.attend(start, middle, low)
+        lower = self._before(middle, stop, low, turn, self.attend(middle, stop, turn))
+        return torch.cat([upper[0], lower[0]], dim=2), torch.cat([upper[1], lower[1]], dim=2)
+
+    def _before(self, start: int, stop: int, low: int, high: int, rest: Attended) -> Attended:
+        """`rest`, and the columns from `low` to `high`, which all of the rows see."""
+        if low >= high:
+            return rest
+        key, value = self.key[:, :, low:high], self.value[:, :, low:high]
+        return merged(attend_unmasked(self.query[:, :, start:stop], key, value, self.scale), rest)
+
+    def _own(self, start: int, stop: int, low: int, high: int) -> Attended:
+        """The columns among which the rows stand, under a mask."""
+        visible = torch.arange(low, high, device=self.place.device) <= self.place[start:stop, None]
+        key, value = self.key[:, :, low:high], self.value[:, :, low:high]
+        return _scored(self.query[:, :, start:stop], key, value, visible, self.scale)
 
 
 def blocks(columns: Sequence[int], groups: int, window: int | None) -> Iterator[Block]:
@@ -155,9 +202,7 @@ def _masked(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: f
     return attended.reshape(*query.shape[:3], value.shape[-1])
 
 
-def _scored(
-    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float | None
-) -> tuple[Tensor, Tensor]:
+def _scored(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float | None) -> Attended:
     """Attention under a mask in which every row sees something, and its log-sum-exp, in plain products."""
     asked = _folded(query, key.shape[1])
     mask = visible.repeat(query.shape[1] // key.shape[1], 1)

@@ -13,7 +13,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -26,7 +26,8 @@ from ridgefit.maps import Fingerprint
 from ridgefit.models import LoadedModel, device_of, load_model
 from ridgefit.pipeline.bench_arms import BenchArm, arms_of, own_maps, random_model, with_fills
 from ridgefit.pipeline.plan import find_config
-from ridgefit.recipe import BenchPrefillSettings
+from ridgefit.recipe import BenchPrefillSettings, require_used
+from ridgefit.runtime.selectors import Probed
 from ridgefit.versions import library_versions, machine
 
 Progress = Callable[[int, int, str], None]
@@ -40,10 +41,13 @@ class Timing(BaseModel):
 
     Attributes:
         reads: what the arm's maps read; None where it has none.
+        rows: selectors of further exact rows; None without.
+        rows_chosen: how many rows they chose of this prompt, sink rows not counted.
         seconds: median over rounds.
         rounds: seconds of each round.
         speedup: median seconds of exact over those of the arm.
-        limit: multiply-accumulates of exact over those of the arm.
+        limit: multiply-accumulates of exact over those of the arm; chosen rows and those of a probe are
+            counted, the attention by which rows are chosen is not.
         share: of the limit that the speedup reaches.
         rate: 10^12 multiply-accumulates per second.
     """
@@ -62,6 +66,8 @@ class Timing(BaseModel):
     limit: float
     share: float
     rate: float
+    rows: str | None = None
+    rows_chosen: int = 0
 
 
 class PrefillBench(BaseModel):
@@ -104,6 +110,7 @@ def bench_prefill(settings: BenchPrefillSettings, progress: Progress | None = No
     """
     _require_consistent(settings)
     path = None if settings.maps is None else local_maps(settings.maps)
+    settings = settings.model_copy(update={"maps": path})
     maps = own_maps(path)
     own = settings.model is not None
     config = find_config(settings.model, weights=True) if settings.model else _preset(settings)
@@ -129,7 +136,7 @@ def bench_prefill(settings: BenchPrefillSettings, progress: Progress | None = No
     for tokens, arms in plans.items():
         applied = [next(ready) for _ in arms]
         prompt = torch.randint(shape.vocab, (1, tokens), device=device, generator=generator)
-        rounds = _rounds(model, prompt, applied, settings, report)
+        rounds = _rounds(model, prompt, applied, settings, report, loaded.tokenizer if loaded else None)
         timings += _timings(shape, tokens, applied, rounds)
     return PrefillBench(
         preset=None if own else settings.preset,
@@ -150,7 +157,8 @@ def bench_prefill(settings: BenchPrefillSettings, progress: Progress | None = No
 
 
 def _require_consistent(settings: BenchPrefillSettings) -> None:
-    """Refuse settings that say one thing twice."""
+    """Refuse settings that say one thing twice, or nothing at all."""
+    require_used(settings)
     if settings.maps is not None and settings.model is None:
         raise BadInput("maps belong to a model, and none is named", "name it with --model")
     if settings.maps is not None and not settings.plain:
@@ -206,26 +214,40 @@ def _rounds(
     arms: Sequence[BenchArm],
     settings: BenchPrefillSettings,
     report: _Steps,
-) -> list[list[float]]:
-    """Seconds by arm and timed round."""
-    seconds: list[list[float]] = [[] for _ in arms]
+    tokenizer: object,
+) -> list[list[_Prefilled]]:
+    """Timed prefills by arm and round."""
+    found: list[list[_Prefilled]] = [[] for _ in arms]
     with _no_collection():
         for turn in range(settings.warmup + settings.repeats):
             order = [(position + turn) % len(arms) for position in range(len(arms))]
             for index in order:
-                taken = _prefill(model, prompt, arms[index])
+                taken = _prefill(model, prompt, arms[index], tokenizer)
                 if turn >= settings.warmup:
-                    seconds[index].append(taken)
+                    found[index].append(taken)
                 report.step(f"{arms[index].name}, {prompt.shape[1]} tokens")
-    return seconds
+    return found
 
 
-def _prefill(model: torch.nn.Module, prompt: torch.Tensor, arm: BenchArm) -> float:
-    """Seconds of one prefill; setting the arm up and taking it down is not counted."""
+class _Prefilled(NamedTuple):
+    """One prefill: its seconds, and how many rows its selectors chose beside the sink rows."""
+
+    seconds: float
+    chosen: int
+
+
+def _prefill(model: torch.nn.Module, prompt: torch.Tensor, arm: BenchArm, tokenizer: object) -> _Prefilled:
+    """One timed prefill; setting the arm up and taking it down is not counted."""
     applied = (
         contextlib.nullcontext()
         if arm.fill is None
-        else arm.fill.applied(model, tail=arm.counted.tail, sink_rows=arm.counted.sink_rows)
+        else arm.fill.applied(
+            model,
+            tail=arm.counted.tail,
+            sink_rows=arm.counted.sink_rows,
+            rows=arm.selectors or None,
+            tokenizer=tokenizer,
+        )
     )
     with torch.inference_mode(), applied as filled:
         _wait(prompt.device)
@@ -237,7 +259,8 @@ def _prefill(model: torch.nn.Module, prompt: torch.Tensor, arm: BenchArm) -> flo
         raise CheckFailed(f"arm {arm.name} filled nothing in a prompt of {prompt.shape[1]} tokens")
     if not bool(torch.isfinite(output.logits[:, -1]).all()):
         raise CheckFailed(f"arm {arm.name} gives logits that are not finite", "try --dtype float32")
-    return taken
+    chosen = filled.rows_chosen - arm.counted.sink_rows if filled is not None and arm.selectors else 0
+    return _Prefilled(taken, chosen)
 
 
 def _wait(device: torch.device) -> None:
@@ -261,12 +284,13 @@ def _no_collection() -> Iterator[None]:
 
 
 def _timings(
-    shape: cost.ModelShape, tokens: int, arms: Sequence[BenchArm], rounds: Sequence[Sequence[float]]
+    shape: cost.ModelShape, tokens: int, arms: Sequence[BenchArm], rounds: Sequence[Sequence[_Prefilled]]
 ) -> list[Timing]:
-    medians = [statistics.median(times) for times in rounds]
+    medians = [statistics.median(one.seconds for one in times) for times in rounds]
     found = []
     for arm, times, seconds in zip(arms, rounds, medians, strict=True):
-        counted = cost.prefill_macs(shape, arm.counted, tokens)
+        chosen = times[0].chosen
+        counted = cost.prefill_macs(shape, _counted(arm, chosen), tokens)
         exact, speedup = arm.fill is None, medians[0] / seconds
         found.append(
             Timing(
@@ -277,11 +301,24 @@ def _timings(
                 tail=None if exact else arm.counted.tail,
                 sink_rows=arm.counted.sink_rows,
                 seconds=seconds,
-                rounds=tuple(times),
+                rounds=tuple(one.seconds for one in times),
                 speedup=speedup,
                 limit=counted.speedup_limit,
                 share=speedup / counted.speedup_limit,
                 rate=counted.arm / seconds / 1e12,
+                rows=arm.rows or None,
+                rows_chosen=chosen,
             )
         )
     return found
+
+
+def _counted(arm: BenchArm, chosen: int) -> cost.Arm:
+    """The arm with the rows that were chosen, and those with which a probe runs the late layers first."""
+    asked = {
+        one.rows
+        for selector in arm.selectors
+        for one in selector.asks(arm.counted.split)
+        if isinstance(one, Probed)
+    }
+    return arm.counted.model_copy(update={"chosen_rows": chosen + sum(asked)})

@@ -12,11 +12,15 @@ import torch
 
 from ridgefit import cost
 from ridgefit.errors import BadInput
+from ridgefit.evaluate.refinements import selectors_of
 from ridgefit.maps import Fingerprint, LayerMap, MapSet, kind_of, load_maps, read_maps_manifest
 from ridgefit.models import port_of
+from ridgefit.pipeline.candidate_list import require_late
 from ridgefit.pipeline.map_reads import MapReads
 from ridgefit.recipe import BenchPrefillSettings, MapReadsSettings
-from ridgefit.runtime import RidgeFill
+from ridgefit.recipe.rows import row_label
+from ridgefit.runtime import RidgeFill, Selector
+from ridgefit.runtime.settings import require_settings
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,16 @@ class BenchArm:
         counted: for multiply-accumulates.
         reads: what its maps read; None without maps.
         fill: what the runtime applies; None for exact, and until there is a model.
+        rows: selectors of further exact rows, as they were written; "" without.
+        selectors: the same as the runtime takes them.
     """
 
     name: str
     counted: cost.Arm
     reads: MapReads | None = None
     fill: RidgeFill | None = None
+    rows: str = ""
+    selectors: tuple[Selector, ...] = ()
 
     @property
     def text(self) -> str | None:
@@ -60,12 +68,14 @@ def arms_of(
         BadInput: a split or tail that cannot be, or that the maps do not hold.
     """
     suggestion = cost.suggest(shape, tokens)
+    splits = settings.split or tuple(maps) or (suggestion.split,)
+    require_late(settings.reads, min(splits))
     arms = [BenchArm("exact", cost.Arm(fill="exact"))]
     for name in settings.arms:
         if name == "pop":
             arms.append(BenchArm(name, cost.pop(shape.layers)))
             continue
-        for split in settings.split or tuple(maps) or (suggestion.split,):
+        for split in splits:
             own = _own(maps, split, settings)
             sinks = settings.sink_rows
             if sinks is None:
@@ -78,12 +88,11 @@ def arms_of(
                 )
                 cost.check_arm(shape, plain, tokens)
                 if name == "identity":
-                    arms.append(BenchArm(name, plain))
+                    arms += _with_rows(BenchArm(name, plain), settings, shape, tokens)
                     continue
-                arms += [
-                    BenchArm(name, reads.arm(split, tail, sinks), reads)
-                    for reads in _reads(shape, split, settings, own)
-                ]
+                for reads in _reads(shape, split, settings, own):
+                    arm = BenchArm(name, reads.arm(split, tail, sinks), reads)
+                    arms += _with_rows(arm, settings, shape, tokens)
     for arm in arms:
         cost.check_arm(shape, arm.counted, tokens)
         if arm.counted.fill != "exact" and arm.counted.tail + arm.counted.sink_rows >= tokens:
@@ -92,6 +101,38 @@ def arms_of(
                 "lengthen --tokens or shorten --tail",
             )
     return arms
+
+
+def _with_rows(
+    plain: BenchArm, settings: BenchPrefillSettings, shape: cost.ModelShape, tokens: int
+) -> list[BenchArm]:
+    """An arm, and beside it the same with the rows that are asked for.
+
+    Raises:
+        BadInput: rows that do not fit the fill or the prompt, or that no tokenizer is there for.
+    """
+    if not settings.rows:
+        return [plain]
+    selectors, tail = selectors_of(settings.rows), plain.counted.tail
+    for selector in selectors:
+        if selector.reads_tokens and settings.model is None:
+            raise BadInput(
+                f"{selector.name} rows are chosen by what tokens are, and random weights have no tokenizer",
+                "time a model of your own with --model",
+            )
+    require_settings(
+        plain.name,
+        plain.counted.split,
+        attention=settings.attention,
+        vocab=shape.vocab,
+        tail=tail,
+        sink_rows=plain.counted.sink_rows,
+        rows=selectors,
+        maps=settings.maps,
+    )
+    for selector in selectors:
+        selector.check_prompt(tokens, tokens - tail)
+    return [plain, replace(plain, rows=row_label(settings.rows), selectors=selectors)]
 
 
 def _own(maps: Mapping[int, MapSet], split: int, settings: BenchPrefillSettings) -> MapSet | None:

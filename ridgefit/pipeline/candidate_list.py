@@ -73,6 +73,7 @@ def require_solvable(
         BadInput: one reads what was not captured, or has a rank or layers that do not exist at some split.
     """
     for candidate in candidates:
+        require_late(candidate, min(splits))
         missing = [name for name in candidate.features if name not in captured]
         if missing:
             raise BadInput(
@@ -90,6 +91,25 @@ def require_solvable(
                 )
 
 
+def require_late(candidate: CandidateSettings, split: int) -> None:
+    """Refuse layers that are late at no split.
+
+    Args:
+        candidate: what is read, and where.
+        split: the lowest.
+
+    Raises:
+        BadInput: its layers begin below that split.
+    """
+    first, _, last = candidate.layers.partition("-")
+    if last and int(first) < split <= int(last):
+        raise BadInput(
+            f"layers {candidate.layers} of candidate {candidate.label!r} begin below split {split}, where no "
+            "layer is filled",
+            f"use {split}-{last}",
+        )
+
+
 def wide_layers(candidate: CandidateSettings, split: int, late: int) -> list[int]:
     """Late layers, as indices from the split, that read more than the state; all where nothing is more.
 
@@ -99,7 +119,7 @@ def wide_layers(candidate: CandidateSettings, split: int, late: int) -> list[int
         late: how many late layers there are.
 
     Raises:
-        BadInput: there are none of those it names.
+        BadInput: none of those it names are late layers, or there are fewer than it names.
     """
     if candidate.plain and (candidate.rank is not None or candidate.layers != "all"):
         raise BadInput(
@@ -111,14 +131,25 @@ def wide_layers(candidate: CandidateSettings, split: int, late: int) -> list[int
         return list(range(late))
     if kind == "first":
         # The split layer's own input is the state, so its map has nothing to gain.
-        found = list(range(late))[1 : 1 + int(number)]
-    else:
-        first, last = (int(part) - split for part in candidate.layers.split("-"))
-        found = [at for at in range(late) if first <= at <= last]
+        if int(number) > late - 1:
+            raise BadInput(
+                f"layers {candidate.layers} of candidate {candidate.label!r} are more than the {late - 1} "
+                f"layers above split {split}",
+                f"use first:{late - 1}, or all" if late > 1 else "use all",
+            )
+        return list(range(1, 1 + int(number)))
+    first, last = (int(part) - split for part in candidate.layers.split("-"))
+    found = [at for at in range(late) if first <= at <= last]
     if not found:
         raise BadInput(
             f"layers {candidate.layers} of candidate {candidate.label!r} are none of the late layers "
             f"{split} to {split + late - 1}",
             "name late layers, or first:N",
+        )
+    if last >= late:
+        raise BadInput(
+            f"layers {candidate.layers} of candidate {candidate.label!r} reach past the last layer, which is "
+            f"{split + late - 1}",
+            f"use {found[0] + split}-{split + late - 1}",
         )
     return found

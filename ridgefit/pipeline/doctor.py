@@ -17,7 +17,7 @@ from ridgefit.evaluate.needle import NeedleTask
 from ridgefit.evaluate.samples import Reach
 from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.plan import find_config
-from ridgefit.recipe import DoctorSettings, ModelSettings, NeedleSettings
+from ridgefit.recipe import DoctorSettings, ModelSettings, NeedleSettings, require_used
 from ridgefit.runtime import check_model
 
 Progress = Callable[[int, int | None, str], None]
@@ -67,6 +67,7 @@ def doctor(model: ModelSettings, settings: DoctorSettings, progress: Progress | 
     Raises:
         BadInput: the model cannot be loaded, its family is unknown, or weights are not finite.
     """
+    require_used(settings)
     step = _Steps(progress)
     step("loading")
     loaded = load_model(**model.load_options(), check_weights=True)

@@ -15,8 +15,8 @@ from ridgefit.evaluate.arms import Arm, resolve_arm
 from ridgefit.hub import local_maps
 from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.plan import find_config
-from ridgefit.pipeline.prompting import Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
-from ridgefit.recipe import ArmSettings, GenerateSettings, ModelSettings
+from ridgefit.pipeline.prompting import Clock, decoding, prompt_ids, prompt_text
+from ridgefit.recipe import ArmSettings, GenerateSettings, ModelSettings, require_used
 from ridgefit.runtime import FillReport
 from ridgefit.versions import peak_memory
 
@@ -62,9 +62,10 @@ def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
     The prompt and the maps are read first, so that what is wrong with them is said before a model is loaded.
 
     Raises:
-        BadInput: no prompt, a prompt longer than the model reads, an arm that does not fit, or a model whose
-            scores are not numbers.
+        BadInput: settings that would do nothing, no prompt, a prompt longer than the model reads, an arm that
+            does not fit, or a model whose scores are not numbers.
     """
+    require_used(settings)
     if settings.maps is not None:
         settings = settings.model_copy(update={"maps": local_maps(settings.maps, settings.split)})
     text = prompt_text(settings)
@@ -79,19 +80,10 @@ def generate(model: ModelSettings, settings: GenerateSettings) -> Generated:
         )
     clock = Clock()
     parts = ids.shape[1] if settings.prefill_chunk else None
-    torch.manual_seed(settings.seed)  # transformers samples from the global generator
+    asked = decoding(ids, settings, loaded.tokenizer, clock) | _in_parts(settings.prefill_chunk)
     started = time.perf_counter()
     with torch.no_grad(), _applied(arm, loaded, tail, parts) as report:
-        sequence = loaded.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=settings.new_tokens,
-            streamer=clock,
-            **_in_parts(settings.prefill_chunk),
-            logits_processor=[numbers],
-            pad_token_id=pad_id(loaded.tokenizer),
-            **sampling(settings.temperature),
-        )
+        sequence = loaded.model.generate(**asked)
     seconds = time.perf_counter() - started
     new = sequence[0, ids.shape[1] :]
     return Generated(

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from ridgefit.errors import BadInput
 from ridgefit.hub import local_maps
 from ridgefit.models.load import load_latent
-from ridgefit.pipeline.prompting import Clock, numbers, pad_id, prompt_ids, prompt_text, sampling
-from ridgefit.recipe import GenerateSettings, ModelSettings
+from ridgefit.pipeline.prompting import OF_A_FILL, Clock, decoding, prompt_ids, prompt_text
+from ridgefit.recipe import GenerateSettings, ModelSettings, refuse_idle
 from ridgefit.runtime.recall import LayerReport, Recall
 
 
@@ -69,24 +69,17 @@ def generate_recall(model: ModelSettings, settings: GenerateSettings) -> Recalle
     """
     if settings.policy is None or settings.maps is not None:
         raise BadInput("maps and a recall policy are not applied together", "leave one of them out")
+    refuse_idle(settings, OF_A_FILL, "with --policy, which fills no rows")
     text = prompt_text(settings)
     recall = Recall.load(local_maps(settings.policy))
     loaded = load_latent(**model.load_options())
     warnings = recall.check(loaded.model, loaded.tokenizer)
     ids = prompt_ids(loaded, text, settings)
     clock = Clock()
-    torch.manual_seed(settings.seed)  # transformers samples from the global generator
+    asked = decoding(ids, settings, loaded.tokenizer, clock)
     started = time.perf_counter()
     with torch.no_grad(), recall.applied(loaded.model) as report:
-        sequence = loaded.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=settings.new_tokens,
-            streamer=clock,
-            logits_processor=[numbers],
-            pad_token_id=pad_id(loaded.tokenizer),
-            **sampling(settings.temperature),
-        )
+        sequence = loaded.model.generate(**asked)
     seconds = time.perf_counter() - started
     new = sequence[0, ids.shape[1] :]
     layers = {index: _reads(layer) for index, layer in report.layers.items()}

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from ridgefit import cost
 from ridgefit.errors import BadInput
-from ridgefit.files import read_json
-from ridgefit.recipe import PlanSettings
+from ridgefit.files import names_a_path, read_json
+from ridgefit.recipe import PlanSettings, require_used
 
 if TYPE_CHECKING:
     from ridgefit.pipeline.map_reads import MapReads
@@ -54,9 +54,10 @@ def plan(settings: PlanSettings) -> Plan:
         settings: the model by folder, config file, preset or Hub name, and the arm.
 
     Raises:
-        BadInput: there is no such config, its family is unknown, the split or the tail cannot be, or the
-            model does not fit the memory given.
+        BadInput: settings that would do nothing, there is no such config, its family is unknown, the split or
+            the tail cannot be, or the model does not fit the memory given.
     """
+    require_used(settings)
     shape = cost.shape_from_config(find_config(settings.model))
     suggestion = cost.suggest(shape, settings.tokens)
     arm, reads = _arm(shape, settings, suggestion)
@@ -120,7 +121,7 @@ def find_config(ref: str, *, weights: bool = False) -> dict[str, Any]:
         config = read_json(path)
     elif ref in cost.preset_names():
         return cost.preset_config(ref)
-    elif ref.count("/") == 1 and not ref.startswith((".", "/", "~")):
+    elif not names_a_path(ref):
         config = read_json(_download_config(ref))
     else:
         others = "" if weights else f", a config.json or one of {', '.join(cost.preset_names())}"
@@ -180,8 +181,11 @@ def _arm(
     cost.check_arm(shape, plain, settings.tokens)
     if settings.plain:
         return plain, None
-    from ridgefit.pipeline.map_reads import MapReads  # loads torch, which a plain plan does without
+    # Both load torch, which a plain plan does without.
+    from ridgefit.pipeline.candidate_list import require_late
+    from ridgefit.pipeline.map_reads import MapReads
 
+    require_late(settings.reads, split)
     reads = MapReads.of(shape, split, settings.reads)
     return reads.arm(split, tail, settings.sink_rows), reads
 

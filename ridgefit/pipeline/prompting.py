@@ -16,6 +16,9 @@ from ridgefit.models.decoder import LoadedDecoder
 from ridgefit.models.load import LoadedLatent
 from ridgefit.recipe import GenerateSettings
 
+OF_A_FILL = ("arm", "split", "tail", "sink_rows", "rows", "prefill_chunk")
+"""Settings of `generate` that drafts and recall policies do not use: they read a prompt in one dense pass."""
+
 
 def numbers(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """`scores` as they are: a model that has overflowed would go on to say something all the same."""
@@ -101,6 +104,22 @@ def _chat_ids(tokenizer: Any, text: str) -> list[int]:
     )
     # The template writes its own BOS; the tokenizer's would be a second one.
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+
+def decoding(
+    ids: torch.Tensor, settings: GenerateSettings, tokenizer: Any, streamer: Clock
+) -> dict[str, Any]:
+    """Arguments of transformers' `generate` for a prompt `[1, tokens]`; the seed of sampling is set here."""
+    torch.manual_seed(settings.seed)  # every model samples from the global generator
+    return {
+        "inputs": ids,
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": settings.new_tokens,
+        "streamer": streamer,
+        "logits_processor": [numbers],
+        "pad_token_id": pad_id(tokenizer),
+        **sampling(settings.temperature),
+    }
 
 
 def sampling(temperature: float) -> dict[str, Any]:

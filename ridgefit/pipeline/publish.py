@@ -22,7 +22,7 @@ from ridgefit.maps import MapsManifest, kind_of
 from ridgefit.maps.recall import RecallPolicy
 from ridgefit.maps.refresh import load_controller
 from ridgefit.pipeline.publish_speed import load_bench, speed
-from ridgefit.recipe import PullSettings, PushSettings
+from ridgefit.recipe import PullSettings, PushSettings, refuse_idle
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int | None, str], None]
@@ -52,6 +52,12 @@ def publish(settings: PushSettings, at: hub.Hub | None = None, say: Say | None =
         keep_card=settings.keep_card,
     )
     if hub.is_repository(settings.maps) and settings.evaluation is None and settings.bench is None:
+        refuse_idle(
+            settings,
+            ("base_model", "license", "datasets", "out"),
+            f"for {settings.maps}, a repository that is built already and goes as it is",
+            "push the maps it was built from",
+        )
         return hub.push(settings.maps, target, at, dry_run=settings.dry_run, say=say)
     if hub.is_policy(settings.maps):
         return _publish_policy(settings, target, at, say)
@@ -99,6 +105,7 @@ def _publish_policy(
     Raises:
         BadInput: see `publish`; also an evaluation of other policies.
     """
+    refuse_idle(settings, ("bench",), "for a recall policy, which fills no prompt")
     policy = RecallPolicy.load(settings.maps)
     base = hub.base_of(policy.manifest.fingerprint, settings.base_model, settings.maps)
     result = load_recall_result(settings.evaluation) if settings.evaluation else None

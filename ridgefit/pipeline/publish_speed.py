@@ -42,13 +42,13 @@ def load_bench(path: Path, manifest: MapsManifest, maps: Path) -> PrefillBench:
                 f"were fitted on {wanted[:12]}…",
                 _MEND,
             )
-    if not any(timing.arm == "ridge" for timing in found.timings):
-        raise BadInput(f"{path} times no ridge arm", _MEND)
+    if not _plain(found):
+        raise BadInput(f"{path} times no ridge arm without further rows", _MEND)
     return found
 
 
 def speed(found: PrefillBench) -> str:
-    """Markdown of the ridge arms' times; every number is one of bench.json, rounded."""
+    """Markdown of the plain ridge arms' times; every number is one of bench.json, rounded."""
     device = found.machine["gpu"] if found.device.startswith("cuda") else found.machine["cpu"]
     threads = "" if found.device.startswith("cuda") else f", {found.threads} threads"
     versions = ", ".join(f"{name} {found.versions[name]}" for name in ("torch", "transformers"))
@@ -58,9 +58,14 @@ def speed(found: PrefillBench) -> str:
         "limit is what the count of multiply-accumulates allows."
     )
     exact = {timing.tokens: timing for timing in found.timings if timing.arm == "exact"}
-    rows = tuple(_row(timing, exact[timing.tokens]) for timing in found.timings if timing.arm == "ridge")
+    rows = tuple(_row(timing, exact[timing.tokens]) for timing in _plain(found))
     heads = ("split", "tail", "sink rows", "tokens", "exact s", "with maps s", "speedup", "limit")
     return f"{said}\n\n{markdown(Grid('speed', heads, rows))}"
+
+
+def _plain(found: PrefillBench) -> list[Timing]:
+    """Times of the maps alone."""
+    return [timing for timing in found.timings if timing.arm == "ridge" and timing.rows is None]
 
 
 def _row(timing: Timing, exact: Timing) -> tuple[str, ...]:

@@ -10,23 +10,22 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ridgefit.capture import capture, load_capture
-from ridgefit.corpus import read_documents
 from ridgefit.errors import BadInput, CheckFailed
 from ridgefit.evaluate import EvalResult, evaluate, report
 from ridgefit.evaluate.arms import resolve_arms
+from ridgefit.evaluate.auto_rows import expanded
+from ridgefit.evaluate.preflight import Known, require_possible
+from ridgefit.evaluate.refinements import selectors_of
 from ridgefit.files import canonical_json, folder_lock, read_json, sha256_bytes, sha256_file, write_json
 from ridgefit.maps import Defaults, MapsManifest, quantize, read_maps_manifest
 from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.capture import check_plan, open_text, token_store
+from ridgefit.pipeline.plan import find_config
 from ridgefit.pipeline.solve import solve_with
 from ridgefit.pipeline.verify import VerifyReport, verify
-from ridgefit.recipe import (
-    AgreementSettings,
-    ArmSettings,
-    NllSettings,
-    RunRecipe,
-    VerifySettings,
-)
+from ridgefit.recipe import ArmSettings, RunRecipe, VerifySettings, require_used
+from ridgefit.recipe.idle import as_key
+from ridgefit.recipe.rows import RowSettings
 from ridgefit.versions import library_versions
 
 Progress = Callable[[int, int | None, str], None]
@@ -82,14 +81,14 @@ def run(recipe: RunRecipe, progress: Progress | None = None) -> RunResult:
         CheckFailed: the maps fail verification.
         Interrupted: a signal; the same command goes on.
     """
+    require_used(recipe, written=as_key)
     check_plan(recipe.model, recipe.data, recipe.capture, recipe.work / CAPTURE)
     documents = open_text(recipe.data)
-    for task in recipe.evaluate.tasks:
-        if isinstance(task, NllSettings | AgreementSettings):
-            read_documents(task.data)  # looks every source up, hours before it is read
+    known = Known.of_config(find_config(recipe.model.model, weights=True), recipe.model.attention)
+    # Hours before they are evaluated.
+    require_possible(recipe.evaluate, resolve_arms(_without_maps(recipe), None, known.layers), known)
     with folder_lock(recipe.work):
         loaded = load_model(**recipe.model.load_options())
-        resolve_arms(_without_maps(recipe), None, loaded.port.n_layers)
         stages = _Stages(recipe.work)
         settings = recipe.capture.model_copy(update={"resume": True})
         captured = capture(
@@ -129,15 +128,27 @@ def run(recipe: RunRecipe, progress: Progress | None = None) -> RunResult:
 
 
 def _without_maps(recipe: RunRecipe) -> list[ArmSettings]:
-    """Arms that need no maps to be checked; those without a split take the captured one, as they will."""
+    """Arms as they can be checked before there are maps: those that need some as an identity fill.
+
+    Rows chosen by a frequency table of the capture to come are left out. Arms without a split take the only
+    captured one, as they will.
+    """
     (split, *others) = recipe.capture.split
-    return [
-        arm
-        if arm.split is not None or arm.kind not in ("identity", "none") or others
-        else arm.model_copy(update={"split": split, "name": arm.label})
-        for arm in recipe.evaluate.arms
-        if arm.kind != "ridge"
-    ]
+    settings, _ = expanded(recipe.evaluate, None)
+    found = []
+    for arm in settings.arms:
+        changes: dict[str, Any] = {"name": arm.label}
+        if arm.split is None and arm.kind in ("identity", "none", "ridge") and not others:
+            changes["split"] = split
+        if arm.kind == "ridge":
+            rows = tuple(one for one in arm.rows if not any(t is None for t in _tables(one)))
+            changes |= {"kind": "identity", "maps": None, "rows": rows}
+        found.append(arm.model_copy(update=changes))
+    return found
+
+
+def _tables(rows: RowSettings) -> tuple[Path | None, ...]:
+    return selectors_of([rows])[0].tables()
 
 
 class _Stages:

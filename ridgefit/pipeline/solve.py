@@ -16,10 +16,11 @@ from ridgefit.maps import FREQUENCIES, Defaults, Fingerprint, MapSet, MapsWriter
 from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.candidate_list import candidates_of, require_solvable
 from ridgefit.pipeline.candidates import Solved, SplitSolver
+from ridgefit.pipeline.captured import captured_model
 from ridgefit.pipeline.frontier import Frontier, frontier
 from ridgefit.pipeline.probe import Probe, Probed
 from ridgefit.pipeline.solve_report import SolveReport, SplitReport
-from ridgefit.recipe import CandidateSettings, ModelSettings, SolveSettings
+from ridgefit.recipe import CandidateSettings, ModelSettings, SolveSettings, require_used
 from ridgefit.runtime import RidgeFill
 from ridgefit.versions import library_versions, machine
 
@@ -29,7 +30,7 @@ _BF16 = 2
 
 def solve(
     folder: Path,
-    model: ModelSettings,
+    model: ModelSettings | None,
     settings: SolveSettings,
     out: Path,
     progress: Progress | None = None,
@@ -40,17 +41,23 @@ def solve(
 
     Args:
         folder: a finished capture.
-        model: the captured model; it runs once more, over the held-out windows.
+        model: the captured model, which runs once more, over the held-out windows; None takes the one that
+            the capture names.
         settings: penalty and grid, what the maps read, and what they are compared with.
         out: MAPS folder; must not exist or be empty.
         progress: called with what is being done.
         defaults: tail and sink rows to suggest in the files; the paper's tail if absent (see `cost.suggest`).
 
     Raises:
-        BadInput: an unfinished capture, another model than the captured one, too few rows, a folder in use.
+        BadInput: settings that would do nothing, an unfinished capture, another model than the captured one,
+            too few rows, a folder in use.
         CheckFailed: the sums are corrupt or a score is not finite.
     """
+    require_used(settings)
+    model = model or captured_model(folder)
     captured = load_capture(folder)
+    if settings.drop_lead:
+        captured.require_lead()
     require_unused(out)
     return solve_with(
         load_model(**model.load_options()), captured, settings, out, progress, defaults=defaults

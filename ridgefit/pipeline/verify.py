@@ -12,10 +12,12 @@ from ridgefit.hub import local_maps
 from ridgefit.maps import read_maps_manifest, verify_files
 from ridgefit.maps.load import kind_of
 from ridgefit.models import load_model
-from ridgefit.recipe import ModelSettings, VerifySettings
+from ridgefit.recipe import ModelSettings, VerifySettings, refuse_idle
 from ridgefit.runtime import RidgeFill, check_model
 
 Progress = Callable[[int, int | None, str], None]
+ON_A_MODEL = ("prompt", "tail", "seed")
+"""Settings of checks that run a model."""
 
 
 class VerifyLine(BaseModel):
@@ -64,6 +66,8 @@ def verify(
         BadInput: there are no maps at the path, or the model cannot be loaded or has weights that are not
             finite.
     """
+    if model is None:
+        refuse_idle(settings, ON_A_MODEL, "without a model to run", "name one with --model")
     settings = settings.model_copy(update={"maps": local_maps(settings.maps, settings.split)})
     lines = [VerifyLine(**found.model_dump()) for found in verify_files(settings.maps, settings.split)]
     warnings: list[str] = []

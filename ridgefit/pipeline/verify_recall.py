@@ -8,8 +8,8 @@ from ridgefit.errors import BadInput
 from ridgefit.hub import check_repository, is_repository
 from ridgefit.maps.recall import POLICY, RecallPolicy
 from ridgefit.models.load import load_latent
-from ridgefit.pipeline.verify import VerifyLine, VerifyReport
-from ridgefit.recipe import ModelSettings, VerifySettings
+from ridgefit.pipeline.verify import ON_A_MODEL, VerifyLine, VerifyReport
+from ridgefit.recipe import ModelSettings, VerifySettings, refuse_idle
 from ridgefit.runtime.recall import Recall
 from ridgefit.runtime.recall.checks import check_policy
 
@@ -20,8 +20,11 @@ def verify_policy(settings: VerifySettings, model: ModelSettings | None) -> Veri
     The model runs in float32 unless its settings say otherwise.
 
     Raises:
-        BadInput: the model cannot be loaded or has no latent cache.
+        BadInput: settings that would do nothing, or a model that cannot be loaded or has no latent cache.
     """
+    refuse_idle(settings, ("split", "tail"), "for a recall policy, which has none")
+    if model is None:
+        refuse_idle(settings, ON_A_MODEL, "without a model to run", "name one with --model")
     folder = Path(settings.maps)
     lines: list[VerifyLine] = []
     try:

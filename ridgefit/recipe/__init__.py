@@ -7,7 +7,7 @@ One model per concern. The command line is generated from these classes (field n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -20,6 +20,7 @@ from ridgefit.recipe.arms import ArmSettings as ArmSettings
 from ridgefit.recipe.base import ArmKind as ArmKind
 from ridgefit.recipe.base import Device as Device
 from ridgefit.recipe.base import DType as DType
+from ridgefit.recipe.base import PathOrName as PathOrName
 from ridgefit.recipe.base import Settings as Settings
 from ridgefit.recipe.costing import BenchPrefillSettings as BenchPrefillSettings
 from ridgefit.recipe.costing import MapReadsSettings as MapReadsSettings
@@ -28,6 +29,9 @@ from ridgefit.recipe.drafting import AcceptanceSettings as AcceptanceSettings
 from ridgefit.recipe.drafting import CalibrateRefreshSettings as CalibrateRefreshSettings
 from ridgefit.recipe.drafting import DraftGenerateSettings as DraftGenerateSettings
 from ridgefit.recipe.drafting import TrainDraftSettings as TrainDraftSettings
+from ridgefit.recipe.idle import Idle as Idle
+from ridgefit.recipe.idle import refuse_idle as refuse_idle
+from ridgefit.recipe.idle import require_used as require_used
 from ridgefit.recipe.recall import CalibrateRecallSettings as CalibrateRecallSettings
 from ridgefit.recipe.recall import RecallEvalSettings as RecallEvalSettings
 from ridgefit.recipe.rows import RowsField
@@ -171,6 +175,10 @@ class CopyingSettings(Settings):
     asked: int = Field(4, ge=1, le=16, description="strings that come again after the prompt")
     cue: int = Field(8, ge=1, description="first tokens of a repeated string, which are not scored")
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("length", "cue"), lambda s: s.strings == "numbers", "for numbers, which have their own"),
+    )
+
     @model_validator(mode="after")
     def _something_is_scored(self) -> CopyingSettings:
         if self.cue >= self.length:
@@ -209,6 +217,15 @@ class EvalSettings(Settings):
     resamples: int = Field(5000, ge=100, description="bootstrap resamples behind each interval")
     seed: int = Field(0, ge=0, description="seed of prompts and resamples")
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("auto_share",), lambda s: not s.auto_rows, "without auto_rows", "set it"),
+        Idle(
+            ("sink_effect", "auto_rows", "batch"),
+            lambda s: not s.fill_tasks,
+            "with acceptance, which judges drafts one prompt at a time",
+        ),
+    )
+
     @property
     def fill_tasks(self) -> tuple[FillTask, ...]:
         """Tasks that judge arms."""
@@ -241,6 +258,12 @@ class RunRecipe(Settings):
                 raise ValueError(f"solve reads the feature {name!r}, which capture.features leaves out")
         if self.solve.auto and self.capture.features == ("state",):
             raise ValueError("solve.features is auto, and capture.features holds the state alone")
+        if self.capture.shard is not None:
+            raise ValueError("a run reads all of the text: leave capture.shard out, or capture by itself")
+        if self.solve.drop_lead and not self.capture.lead:
+            raise ValueError(
+                "solve.drop_lead leaves out the first positions, of which capture.lead keeps none"
+            )
         kept = self.solve.compares and self.solve.keep_candidates
         for arm in self.evaluate.arms:
             if arm.maps is not None and "/" not in arm.maps and not kept:
@@ -260,7 +283,9 @@ class RunRecipe(Settings):
 class VerifySettings(Settings):
     """`ridgefit verify`: files alone, or with a model the promises a fill makes."""
 
-    maps: Path = Field(description="maps folder, source file, format-1 folder, recall policy or Hub name")
+    maps: PathOrName = Field(
+        description="maps folder, source file, format-1 folder, recall policy, refresh controller or Hub name"
+    )
     split: int | None = Field(None, ge=1, description="which split to try on the model; default: all")
     prompt: int = Field(96, ge=2, description="random prompt tokens of the model checks")
     tail: int = Field(24, ge=1, description="exact rows of the model checks")
@@ -274,6 +299,10 @@ class DoctorSettings(Settings):
     needle_samples: int = Field(4, ge=0, description="needle prompts; 0 skips them")
     seed: int = Field(0, ge=0, description="seed of the needle prompts")
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("needle_prompt",), lambda s: not s.needle_samples, "without needle prompts"),
+    )
+
 
 class GenerateSettings(Settings):
     """`ridgefit generate`: text with an arm applied, and the time to the first token."""
@@ -281,8 +310,8 @@ class GenerateSettings(Settings):
     prompt: str | None = Field(None, description="prompt text")
     prompt_file: Path | None = Field(None, description="UTF-8 file that holds the prompt")
     chat: bool = Field(False, description="put the prompt into the chat template as a user's turn")
-    maps: Path | None = Field(None, description="maps folder, source file, format-1 folder or Hub name")
-    policy: Path | None = Field(None, description="recall policy folder, in place of maps")
+    maps: PathOrName | None = Field(None, description="maps folder, source file, format-1 folder or Hub name")
+    policy: PathOrName | None = Field(None, description="recall policy folder, in place of maps")
     arm: ArmKind = Field("ridge", description="what the late layers of a prefix row compute")
     split: int | None = Field(None, ge=1, description="split layer; default: the maps' only one")
     tail: int | None = Field(None, ge=1, description="last prompt rows that run every layer")
@@ -295,6 +324,21 @@ class GenerateSettings(Settings):
     temperature: float = Field(0.0, ge=0, description="0 is greedy")
     seed: int = Field(0, ge=0, description="seed of sampling")
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("split", "tail", "sink_rows"),
+            lambda s: s.arm == "exact",
+            "with the exact arm, which fills nothing",
+        ),
+        Idle(("maps",), lambda s: s.arm in ("exact", "pop"), "with an arm that reads none", "use arm ridge"),
+        Idle(
+            ("maps",),
+            lambda s: s.arm in ("none", "identity") and s.split is not None,
+            "with an arm that reads none and has a split",
+            "use arm ridge",
+        ),
+    )
+
     @model_validator(mode="after")
     def _one_prompt(self) -> GenerateSettings:
         if (self.prompt is None) == (self.prompt_file is None):
@@ -306,7 +350,8 @@ class PushSettings(Settings):
     """`ridgefit push`: maps made into a repository, judged, and published in one commit."""
 
     maps: Path = Field(
-        description="maps folder, source file, format-1 folder, recall policy, or a repository made before"
+        description="maps folder, source file, format-1 folder, recall policy, refresh controller, or a "
+        "repository made before"
     )
     repo: str = Field(description="Hub name 'org/name'")
     revision: str = Field("main", description="branch that moves; made from main if it is new")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from ridgefit.recipe.base import ArmKind, Settings
+from ridgefit.recipe.idle import Idle
 from ridgefit.recipe.rows import Correction, RowsField, Splice, row_label
 
 _LATER = {"rows": (), "corrections": (), "correction_rows": 512, "splice": None}
@@ -32,6 +33,20 @@ class ArmSettings(Settings):
     correction_rows: int = Field(512, ge=1, description="first tail rows that corrections are measured on")
     splice: Splice | None = Field(None, description="put exact keys, values or both in place of filled ones")
     name: str | None = Field(None, description="label in tables; made from the rest if absent")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("split", "tail", "sink_rows"),
+            lambda s: s.kind == "exact",
+            "in the exact arm, which fills nothing",
+        ),
+        Idle(
+            ("correction_rows",),
+            lambda s: not s.corrections,
+            "without corrections that are measured on them",
+            "name corrections",
+        ),
+    )
 
     @model_serializer(mode="wrap")
     def _what_is_off_goes_unsaid(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:

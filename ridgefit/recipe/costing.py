@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from ridgefit.recipe.base import ArmKind, Device, DType, Settings
+from ridgefit.recipe.base import ArmKind, Device, DType, PathOrName, Settings
+from ridgefit.recipe.idle import Idle
+from ridgefit.recipe.rows import RowsField
 from ridgefit.recipe.solving import LAYERS_PATTERN, CandidateSettings, each_once
 
 
@@ -63,6 +64,15 @@ class PlanSettings(MapReadsSettings):
     )
     memory: float | None = Field(None, gt=0, description="GiB of the device; refuse what does not fit")
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("split", "tail", "sink_rows"),
+            lambda s: s.arm == "exact",
+            "for the exact arm, which fills nothing",
+        ),
+        Idle(("sink_rows",), lambda s: s.arm == "pop", "for the pop arm, which has none"),
+    )
+
 
 class BenchPrefillSettings(MapReadsSettings):
     """`ridgefit bench prefill`: exact and its arms side by side in one process."""
@@ -72,7 +82,9 @@ class BenchPrefillSettings(MapReadsSettings):
         None,
         description="a model with its own weights instead: folder, bundled:llama or Hub name",
     )
-    maps: Path | None = Field(None, description="the model's maps instead of random ones, as for generate")
+    maps: PathOrName | None = Field(
+        None, description="the model's maps instead of random ones, as for generate"
+    )
     split: tuple[int, ...] = Field((), description="split layers; default: the maps' or from QK-norm")
     tail: tuple[int, ...] = Field(
         (), description="tail lengths; default: the maps' or suggested from the prompt length"
@@ -84,6 +96,10 @@ class BenchPrefillSettings(MapReadsSettings):
     sink_rows: int | None = Field(
         None, ge=0, description="first prompt rows that run every layer; default: the maps' or 0"
     )
+    rows: RowsField = Field(
+        (),
+        description="selectors of exact prefix rows, timed beside each plain fill; tokens are random",
+    )
     repeats: int = Field(5, ge=1, description="timed rounds, each of which runs every arm once")
     warmup: int = Field(1, ge=0, description="rounds before the timed ones")
     vocab: int | None = Field(None, ge=2, description="a smaller vocabulary, to save memory")
@@ -93,3 +109,19 @@ class BenchPrefillSettings(MapReadsSettings):
         "sdpa", description="transformers' attention implementation"
     )
     seed: int = Field(0, ge=0, description="seed of weights, maps and tokens")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("preset",), lambda s: s.model is not None, "beside a model with its own weights"),
+        Idle(
+            ("split", "tail", "sink_rows", "maps", "rows"),
+            lambda s: set(s.arms) == {"pop"},
+            "for the pop arm, which has its own split and tail, no maps and no further rows",
+            "time identity or ridge",
+        ),
+        Idle(
+            ("features", "rank", "layers"),
+            lambda s: "ridge" not in s.arms,
+            "without the ridge arm, whose maps they describe",
+            "time ridge",
+        ),
+    )

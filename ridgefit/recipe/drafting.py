@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ridgefit.recipe.base import Settings
+from ridgefit.recipe.base import PathOrName, Settings
+from ridgefit.recipe.idle import Idle, Written, as_option, refuse_idle
 
 CACHE_KEYS = ("budget", "keep_ratio", "recent_share", "window", "observe", "kernel", "every")
 
@@ -26,6 +27,27 @@ class DraftCacheSettings(Settings):
         "full", description="re-select from all that is stored, or from what is in sight and newer"
     )
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("recent_share",), lambda s: s.window is not None, "beside a window, which takes its place"),
+    )
+
+    def require_read(
+        self, unread: Iterable[str], policies: Sequence[str], written: Written = as_option
+    ) -> None:
+        """Refuse sizes that no policy reads.
+
+        Args:
+            unread: names of what none reads, as `runtime.draft.CacheSettings` has them.
+            policies: their names.
+            written: how a field is named.
+
+        Raises:
+            BadInput: naming those that are set.
+        """
+        names = ["select_from" if name == "candidates" else name for name in unread]
+        which = "policy" if len(policies) == 1 else "policies"
+        refuse_idle(self, names, f"with the {which} {', '.join(policies)}", written=written)
+
     def cache(self) -> dict[str, Any]:
         """Keyword arguments of `runtime.draft.CacheSettings`; an eighth of the prompt if nothing is said."""
         found: dict[str, Any] = {name: getattr(self, name) for name in CACHE_KEYS}
@@ -38,10 +60,22 @@ class DraftCacheSettings(Settings):
 class DraftGenerateSettings(DraftCacheSettings):
     """`ridgefit generate --draft`: what drafts, and how its cache is kept small."""
 
-    draft: str = Field(description="draft model, 'self' for the target itself")
+    draft: str = Field(
+        description="draft model, 'self' for the target itself; 'none': the target alone, with the cache of "
+        "--draft-policy and no verification"
+    )
     draft_policy: str = Field("rift-stat", description="cache policy of the draft")
-    controller: Path | None = Field(None, description="frozen controller of `calibrate refresh`")
+    controller: PathOrName | None = Field(
+        None, description="frozen controller of `calibrate refresh`, or Hub name"
+    )
     drafted: int = Field(5, ge=1, le=16, description="tokens drafted per round")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("controller",), lambda s: s.draft_policy != "rift-ada", "without the policy rift-ada", "name it"
+        ),
+        Idle(("drafted",), lambda s: s.draft == "none", "without a draft", "name one"),
+    )
 
 
 class PromptSettings(DraftCacheSettings):
@@ -60,6 +94,7 @@ class PromptSettings(DraftCacheSettings):
         False, description="go on after an end token (a stress run: the text gets repetitive)"
     )
     drafted: int = Field(5, ge=1, le=16, description="tokens drafted per round")
+    temperature: float = Field(0.0, ge=0, description="of the output; 0 is greedy")
     workers: int = Field(1, ge=1, le=32, description="processes that share the prompts")
 
 
@@ -75,16 +110,20 @@ class AcceptanceSettings(PromptSettings, _AcceptanceTask):
     policies: tuple[str, ...] = Field(
         ("full", "rift-stat", "rift-dyn", "snapkv", "swa", "streaming", "h2o", "random", "oracle"),
         min_length=1,
-        description="cache policies; full is always among them",
+        description="cache policies, or all; full is always among them",
     )
-    controller: Path | None = Field(None, description="frozen controller of rift-ada")
+    controller: PathOrName | None = Field(
+        None, description="frozen controller of rift-ada, which it adds to the policies"
+    )
     reference: str = Field("rift-dyn", description="policy that the others are also set against")
     loop: Literal["replay", "real"] = Field(
-        "replay", description="replay the target's greedy text (equal to the real loop), or decode for real"
+        "replay", description="replay the target's own text (the real loop's rounds), or decode for real"
     )
-    temperature: float = Field(0.0, ge=0, description="of the output; above 0 needs loop=real")
     standalone: bool = Field(
-        False, description="also decode with the model itself under each policy, without verification"
+        False, description="also what the target itself says of its text under each policy, unverified"
+    )
+    needles: int = Field(
+        0, ge=0, description="numbers hidden in so many prompts, that the target looks for under each policy"
     )
     bin: int = Field(64, ge=1, description="output tokens per step of the staleness curve")
     measure_every: int = Field(32, ge=1, description="output tokens between measurements of attention mass")
@@ -138,3 +177,7 @@ class TrainDraftSettings(Settings):
     temperature: float = Field(0.0, ge=0, description="of the target's rollouts; 0 is greedy")
     seconds: float | None = Field(None, gt=0, description="end the schedule after so long")
     seed: int = Field(0, ge=0, description="seed of draws and order")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("rank",), lambda s: s.method == "full", "where every weight is trained", "use method lora"),
+    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ridgefit.recipe.base import Settings
+from ridgefit.recipe.base import PathOrName, Settings
+from ridgefit.recipe.idle import Idle
 
 
 class CalibrateRecallSettings(Settings):
@@ -49,11 +49,20 @@ class CalibrateRecallSettings(Settings):
     control: bool = Field(False, description="a control arm: accept a rotated branch")
     seed: int = Field(0, ge=0, description="seed of the random selector")
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("gate_off",), lambda s: not s.gate, "without the gate"),
+        Idle(
+            ("held_out",),
+            lambda s: s.thresholds == "prompt",
+            "where each prompt finds its own thresholds and every document judges",
+        ),
+    )
+
 
 class RecallEvalSettings(Settings):
     """`ridgefit eval --policy`: recall policies and their baselines against the dense model."""
 
-    policy: tuple[Path, ...] = Field(
+    policy: tuple[PathOrName, ...] = Field(
         min_length=1, description="folders of `ridgefit calibrate recall`, one per ratio"
     )
     selectors: tuple[str, ...] = Field((), description="judged with recall off; default: all there are")
@@ -71,6 +80,21 @@ class RecallEvalSettings(Settings):
     documents: int = Field(12, ge=1, description="documents scored at most")
     intact: float = Field(1.0, gt=0, description="nats by which an intact answer's loss may rise, below")
     seed: int = Field(0, ge=0, description="seed of prompts and of the bootstrap")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(
+            ("needle_tokens", "needles", "haystack", "intact"),
+            lambda s: not s.trials,
+            "without needle prompts",
+            "set trials",
+        ),
+        Idle(
+            ("text_field", "document_tokens", "continuation", "documents"),
+            lambda s: not s.data,
+            "without documents",
+            "name data",
+        ),
+    )
 
     @model_validator(mode="after")
     def _something_to_judge(self) -> RecallEvalSettings:

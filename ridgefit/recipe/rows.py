@@ -8,7 +8,7 @@ mapping (`{lexical_net: {run: 5}}`).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from ridgefit.recipe.base import Settings
+from ridgefit.recipe.idle import Idle
 
 Splice = Literal["keys", "values", "both"]
 Correction = Literal["value_rescale", "key_rescale", "key_shift", "key_temperature"]
@@ -125,6 +126,10 @@ class ProbeSettings(PooledSettings):
     base_rules: bool = Field(False, description="budget: what the base rules of the 27B would choose")
     factor: float = Field(1.0, gt=0, description="multiplies the base rules' budget")
     frequencies: Path | None = Field(None, description="frequency table; default: the one beside the maps")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("factor", "frequencies"), lambda s: not s.base_rules, "without base rules", "set base_rules"),
+    )
 
 
 class RandomSettings(Settings):

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import re
 from math import inf
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from ridgefit.recipe.base import Settings
+from ridgefit.recipe.idle import Idle
 
 Metric = Literal["keys", "values", "both", "input"]
 PLAIN = "plain"
 LAYERS_PATTERN = r"^(all|first:[1-9][0-9]{0,3}|[0-9]{1,4}-[0-9]{1,4})$"
+_OF_A_PROBE = (
+    "probe_samples",
+    "probe_strings",
+    "probe_windows",
+    "probe_batch",
+    "probe_prompt",
+    "probe_tail",
+    "probe_sink_rows",
+)
 _WHOLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
@@ -46,6 +56,10 @@ class CandidateSettings(Settings):
     )
     metric: Metric = Field("keys", description="in what a bottleneck must lose little: late layers' keys, …")
     name: str | None = Field(None, description="label and folder name; made from the rest if absent")
+
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("metric",), lambda s: s.rank is None, "without a bottleneck", "give a rank"),
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -154,6 +168,17 @@ class SolveSettings(Settings):
     probe_sink_rows: int = Field(4, ge=0, description="exact rows at its beginning")
     seed: int = Field(0, ge=0, description="seed of the copying probe")
 
+    idle: ClassVar[tuple[Idle, ...]] = (
+        Idle(("per_layer",), lambda s: len(s.alphas) == 1, "with one alpha to choose from", "give several"),
+        Idle(("metric",), lambda s: s.rank is None, "without a bottleneck", "give a rank"),
+        Idle(
+            ("keep_candidates", *_OF_A_PROBE),
+            lambda s: not s.compares,
+            "without candidates",
+            "name candidates, or features auto",
+        ),
+    )
+
     @field_validator("features", mode="before")
     @classmethod
     def _one_word(cls, given: Any) -> Any:
@@ -175,9 +200,9 @@ class SolveSettings(Settings):
 
     @model_validator(mode="after")
     def _one_way_to_choose(self) -> SolveSettings:
-        if self.auto and (self.rank is not None or self.layers != "all"):
+        if self.auto and (self.rank is not None or self.layers != "all" or self.metric != "keys"):
             raise ValueError(
-                "with features auto, rank and layers belong to the candidates: write --candidates "
+                "with features auto, rank, layers and metric belong to the candidates: write --candidates "
                 "previous-1/rank=32/layers=first:5"
             )
         labels = [candidate.label for candidate in self.candidates]

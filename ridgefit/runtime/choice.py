@@ -56,14 +56,8 @@ class RowChoice:
                 reads tokens, or a frequency table that is missing or of another tokenizer.
         """
         chosen = tuple(selectors)
-        if not chosen:
-            raise BadInput("a list of no selectors would be an empty selection", "leave it out, or name one")
-        names = [selector.name for selector in chosen]
-        for name in names:
-            if names.count(name) > 1:
-                raise BadInput(f"rows are chosen by {name} twice", "keep one of them")
+        require_selectors(chosen, split, tail)
         for selector in chosen:
-            selector.check(split, tail)
             if selector.reads_tokens and vocabulary is None:
                 raise BadInput(
                     f"{selector.name} rows are chosen by what tokens are, and no tokenizer was given",
@@ -91,10 +85,33 @@ class RowChoice:
         return taken
 
 
-def _table(
-    name: Path | None, maps: Path | None, vocabulary: Vocabulary | None, vocab: int
-) -> Sequence[float]:
-    """Log frequencies of every token id, from a file or from beside the maps."""
+def require_selectors(selectors: Sequence[Selector], split: int, tail: int) -> None:
+    """Refuse a list of selectors that cannot be, or whose settings do not fit the fill.
+
+    Raises:
+        BadInput: there is none, one twice, or one's settings do not fit.
+    """
+    if not selectors:
+        raise BadInput("a list of no selectors would be an empty selection", "leave it out, or name one")
+    names = [selector.name for selector in selectors]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"rows are chosen by {name} twice", "keep one of them")
+    for selector in selectors:
+        selector.check(split, tail)
+
+
+def sized_table(name: Path | None, maps: Path | None, vocab: int) -> tuple[Path, Frequencies]:
+    """A frequency table with an entry for every token, and where it lies.
+
+    Args:
+        name: its file; None stands for the one beside the maps.
+        maps: file or folder of the maps.
+        vocab: tokens of the model.
+
+    Raises:
+        BadInput: there is none, or it counts other tokens.
+    """
     path = name if name is not None else _beside(maps)
     table = Frequencies.read(path)
     if len(table.logfreq) != vocab:
@@ -103,6 +120,14 @@ def _table(
             f"the model has {vocab}",
             "use the table of this model's capture",
         )
+    return path, table
+
+
+def _table(
+    name: Path | None, maps: Path | None, vocabulary: Vocabulary | None, vocab: int
+) -> Sequence[float]:
+    """Log frequencies of every token id, from a file or from beside the maps."""
+    path, table = sized_table(name, maps, vocab)
     own = None if vocabulary is None else tokenizer_sha256(vocabulary.tokenizer)
     if table.tokenizer_sha256 is None:
         warnings.warn(f"the frequency table {path} does not say which tokenizer it is of", stacklevel=2)

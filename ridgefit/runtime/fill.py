@@ -15,7 +15,6 @@ from ridgefit.errors import BadInput
 from ridgefit.features import FeatureList
 from ridgefit.maps.mapset import MapSet
 from ridgefit.models import Port, port_of
-from ridgefit.models.masks import COLUMNS_ONLY
 from ridgefit.runtime.choice import RowChoice
 from ridgefit.runtime.corrections import Corrections
 from ridgefit.runtime.hooks import Application, Refinement
@@ -31,7 +30,8 @@ from ridgefit.runtime.inputs import (
 from ridgefit.runtime.part_hooks import PartApplication
 from ridgefit.runtime.report import FillReport
 from ridgefit.runtime.selectors import Selector
-from ridgefit.runtime.splice import SPLICES, Splice
+from ridgefit.runtime.settings import require_exact_rows, require_refinement
+from ridgefit.runtime.splice import Splice
 from ridgefit.runtime.vocabulary import Vocabulary
 
 Kind = Literal["ridge", "identity", "none"]
@@ -219,22 +219,13 @@ class RidgeFill:
             raise BadInput(
                 f"split {split} was asked for, the fill is for split {self.split}", "load that split"
             )
-        if tail < 1:
-            raise BadInput(f"tail {tail} leaves no exact row to continue from", "use a tail of at least 1")
-        if sink_rows < 0:
-            raise BadInput(f"sink rows cannot be {sink_rows}", "use 0 or more")
+        require_exact_rows(self.kind, port.attention, tail, sink_rows)
         told = set(self._told)
         for line in self.check(port):
             # No tokenizer is here to compare, and whoever called `check` has heard of the rest.
             if line not in told and not line.startswith("the tokenizer"):
                 warnings.warn(line, stacklevel=4)
         port.check_attention()
-        if port.attention in COLUMNS_ONLY and (sink_rows or self.kind == "none"):
-            what = "no fill hides columns" if self.kind == "none" else "sink rows stand apart from the tail"
-            raise BadInput(
-                f"{what}, which {port.attention} has no mask for",
-                "load the model with sdpa or eager attention",
-            )
 
     def _refinement(
         self,
@@ -247,19 +238,7 @@ class RidgeFill:
     ) -> Refinement:
         """What is done beside the plain fill, checked."""
         corrections = corrections if corrections is not None and corrections.any else None
-        for what, wanted in (("chosen rows", rows), ("corrections", corrections), ("splices", splice)):
-            if wanted is not None and self.kind == "none":
-                raise BadInput(
-                    f"no fill writes nothing that {what} could go with", "fill by ridge or identity"
-                )
-            if wanted is not None and port.attention in COLUMNS_ONLY:
-                raise BadInput(
-                    f"{what} need masks, and {port.attention} has none", "load the model with sdpa or eager"
-                )
-        if splice is not None and corrections is not None:
-            raise BadInput("a splice leaves corrections nothing to correct", "use one of them")
-        if splice is not None and splice not in SPLICES:
-            raise BadInput(f"there is no splice {splice!r}", f"known: {', '.join(SPLICES)}")
+        require_refinement(self.kind, port.attention, rows, corrections, splice)
         choice = None if rows is None else self._choice_of(tuple(rows), port, tail, tokenizer)
         return Refinement(choice, corrections, splice)
 

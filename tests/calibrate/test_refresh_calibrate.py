@@ -14,15 +14,17 @@ from ridgefit.calibrate.refresh import calibrate_refresh
 from ridgefit.calibrate.refresh.calibrate import _Work
 from ridgefit.calibrate.refresh.closed import ClosedJob, Schedule, run_schedules
 from ridgefit.calibrate.refresh.traces import TraceJob, continuation, trace
+from ridgefit.cli.app import main
 from ridgefit.corpus.prompts import Prompt, cut_prompts, split_documents
 from ridgefit.errors import BadInput
 from ridgefit.evaluate.acceptance import evaluate_acceptance
+from ridgefit.evaluate.acceptance_page import cautions
 from ridgefit.maps.refresh import load_controller
 from ridgefit.recipe import AcceptanceSettings, CalibrateRefreshSettings
 from ridgefit.runtime.draft import CacheSettings, Drafter, policy_of
 from ridgefit.runtime.draft.controllers import Pace
 from ridgefit.runtime.draft.frozen import controller_from
-from ridgefit.runtime.speculative import Chooser, Speculation
+from ridgefit.runtime.speculative import Speculation
 from ridgefit.runtime.speculative.pair import PairPool, load_pair
 from ridgefit.runtime.speculative.verify import StoredVerifier
 
@@ -91,7 +93,7 @@ def test_calibrate_freeze_test_and_use(tiny_folder: Folder, texts: Path, tmp_pat
         every=16,
         new_tokens=20,
         drafted=3,
-        policies=("rift-ada", "rift-dyn"),
+        policies=("rift-dyn",),  # the controller adds rift-ada
         controller=out,
     )
     with pytest.raises(BadInput, match="were used to make the controller"):
@@ -104,10 +106,72 @@ def test_calibrate_freeze_test_and_use(tiny_folder: Folder, texts: Path, tmp_pat
     held.write_text("\n".join(map(json.dumps, kept)) + "\n")
     unseen = acceptance.model_copy(update={"data": (str(held),)})
     result = evaluate_acceptance(options(folder), unseen, tmp_path / "unseen", resamples=100)
-    assert result.identity["controller_sha256"] == loaded.frozen_sha256
+    assert result.identity["controller"]["sha256"] == loaded.frozen_sha256
+    assert [score.policy for score in result.policies] == ["full", "rift-dyn", "rift-ada"]
+    assert "made under other settings: every 8, here 16." in " ".join(cautions(result))
     other = tiny_folder("llama", num_hidden_layers=1, seed=7)
     with pytest.raises(BadInput, match="of another target model"):
         evaluate_acceptance(options(other), unseen, tmp_path / "other", resamples=100)
+
+
+def test_generating_with_a_controller(
+    tiny_folder: Folder, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It decides for rift-ada alone, and one that found no rule says so."""
+    folder = tiny_folder("llama", num_hidden_layers=1)
+    plain = ["generate", str(folder), "--dtype", "float32", "--device", "cpu", "--prompt", "the cat " * 9,
+             "--new-tokens", "40", "--draft", "self", "--budget", "12", "--observe", "4"]  # fmt: skip
+    for name, changes in (("some", {}), ("none", {"tolerance": 0.0, "every": 200})):
+        calibrate_refresh(options(folder), settings(texts, **changes), tmp_path / name)
+    some, none = (["--controller", str(tmp_path / name)] for name in ("some", "none"))
+    assert main([*plain, *some]) == 2
+    assert "--controller would do nothing without the policy rift-ada" in capsys.readouterr().err
+    ada = ["--draft-policy", "rift-ada"]
+    model = ["--dtype", "float32", "--device", "cpu"]
+    assert main(["verify", str(tmp_path / "some"), "--model", str(folder), *model]) == 0
+    assert "was made for this model" in capsys.readouterr().out
+    other = tiny_folder("llama", num_hidden_layers=1, seed=7)
+    assert main(["verify", str(tmp_path / "some"), "--model", str(other), *model]) == 1
+    assert "of another target model" in " ".join(capsys.readouterr().out.split())
+    assert main([*plain, *ada, *some, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["controller"] == load_controller(tmp_path / "some").rule.kind
+    assert "found no rule" not in shown.err
+    assert main([*plain, *ada, *none, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["controller"] == "none"
+    assert "found no rule" in shown.err
+
+
+def test_random_controls_draw_for_each_prompt() -> None:
+    """With one seed for all, every prompt would be refreshed at the same checks."""
+    random = Schedule("random", share=0.5, pace=Pace(4))
+
+    def drawn(seed: int) -> list[bool]:
+        controller = random.maker(seed)()
+        return [controller.due(at, lambda: None) for at in range(4, 400, 4)]  # type: ignore[arg-type, return-value]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert 30 < sum(drawn(1)) < 70
+
+
+def test_a_controller_for_sampled_text(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+    folder = options(tiny_folder("llama", num_hidden_layers=1))
+    out = tmp_path / "warm"
+    made = calibrate_refresh(folder, settings(texts, temperature=0.8), out)
+    assert load_controller(out) == made
+    assert made.temperature == 0.8
+    test = made.scores["test"]
+    assert test["equal"] is None  # every schedule samples a text of its own
+    assert made.rule.kind != "none"
+    assert {"never", "periodic 4", "random at its rate", "replayed"} <= set(test["controls"])
+    # Replays share text and luck, so the controls and the controller stand against one replayed policy.
+    others = {row["other"] for row in test["controls"].values()}
+    assert len(others) == 1
+    again = calibrate_refresh(folder, settings(texts, temperature=0.8), tmp_path / "again")
+    assert again.model_dump(exclude={"scores"}) == made.model_dump(exclude={"scores"})
+    other = calibrate_refresh(folder, settings(texts, temperature=0.8, seed=1), tmp_path / "other")
+    assert other.scores["traces"] != made.scores["traces"]
 
 
 def test_no_controller_is_said(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
@@ -136,6 +200,17 @@ def test_damaged_controllers_are_refused(tiny_folder: Folder, texts: Path, tmp_p
         load_controller(out)
 
 
+def test_texts_beyond_the_models_positions_are_refused(
+    tiny_folder: Folder, texts: Path, tmp_path: Path
+) -> None:
+    folder = tiny_folder("llama", num_hidden_layers=1)
+    with pytest.raises(BadInput, match="needs 540 positions, the target has 512"):
+        calibrate_refresh(options(folder), settings(texts, new_tokens=500), tmp_path / "long")
+    with pytest.raises(BadInput, match="in 3 new tokens no round can draft 3"):
+        calibrate_refresh(options(folder), settings(texts, new_tokens=3), tmp_path / "long")
+    assert not (tmp_path / "long").exists()
+
+
 def test_too_few_documents_are_refused(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(texts.read_text().splitlines()[:2]) + "\n")
@@ -144,13 +219,16 @@ def test_too_few_documents_are_refused(tiny_folder: Folder, texts: Path, tmp_pat
     assert not (tmp_path / "few").exists()
 
 
-def test_a_trace_is_what_two_separate_requests_would_see(tiny_folder: Folder, texts: Path) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_trace_is_what_two_separate_requests_would_see(
+    temperature: float, tiny_folder: Folder, texts: Path
+) -> None:
     """The first check, replayed twice from the beginning: once with a refresh there, once without."""
     pair = load_pair(options(tiny_folder("llama", num_hidden_layers=1)), "self")
-    own = settings(texts)
+    own = settings(texts, temperature=temperature)
     prompt = cut_prompts(pair.target.tokenizer, (str(texts),), lengths=(40,))[0]
     found = trace(pair, TraceJob(prompt, own, seed=0))[0]
-    known = continuation(pair, prompt.tokens, own)
+    known = continuation(pair, prompt, own)
 
     class Once:
         def __init__(self, at: int | None) -> None:
@@ -161,7 +239,7 @@ def test_a_trace_is_what_two_separate_requests_would_see(tiny_folder: Folder, te
 
     for at, wanted in ((None, found.kept), (found.committed, found.refreshed)):
         drafter = Drafter(pair.draft.model, policy_of("rift-dyn"), CacheSettings(**own.cache()))
-        speculation = Speculation(StoredVerifier(known), drafter, Chooser(), Once(at), drafted=3)
+        speculation = Speculation(StoredVerifier(known.tokens), drafter, known.drafts(), Once(at), drafted=3)
         decoding = speculation.start(prompt.tokens)
         for _ in speculation.rounds(decoding, found.committed + own.horizon):
             pass

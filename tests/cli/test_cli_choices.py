@@ -34,7 +34,7 @@ SETTINGS = sorted(
         ("solve none --out x --layers banana", "must look like all or first:5 or 16-20"),
         ("plan bundled:llama --layers 9-x", "must look like all or first:5 or 16-20"),
         ("generate bundled:llama --draft self --prompt x --prefill-chunk 4 --tail 8",
-         "--tail, --prefill-chunk would do nothing with --draft, which fills no rows: leave"),
+         "--tail, --prefill-chunk would do nothing with --draft, which fills no rows: leave them out"),
         ("generate bundled:llama --draft self --prompt x --rows special", "--rows would do nothing"),
     ],
 )  # fmt: skip

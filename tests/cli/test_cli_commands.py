@@ -143,7 +143,8 @@ def test_generate_with_rows(run: Run, text: Run, maps: Path, wide: Path) -> None
         ("explicit,rows=9999", "outside the prefix"),
     ):
         assert said in run(*line, "--rows", rows, status=2)["error"]
-    assert "none is none" in run(*line, "--arm", "none", "--split", 3, "--rows", "special", status=2)["error"]
+    line = ("generate", wide, "--prompt", TEXT * 4, "--tail", 8, "--arm", "none", "--split", 3)
+    assert "none is none" in run(*line, "--rows", "special", status=2)["error"]
 
 
 def test_doctor(run: Run, text: Run, wide: Path) -> None:
@@ -354,8 +355,8 @@ def test_report_of_nothing(run: Run, tmp_path: Path) -> None:
         ("generate none --prompt x", "does not exist"),
         ("eval none --arms exact --tasks needle --out o", "does not exist"),
         ("capture none --split 3 --data x --out o", "none"),
-        ("merge none --out o", "not a capture"),
-        ("solve none --out o", "not a capture"),
+        ("merge none --out o", "capture folder none does not exist"),
+        ("solve none --out o", "capture folder none does not exist"),
         ("run none.yaml", "none.yaml does not exist"),
         ("run none.yaml --set a", "does not exist"),
     ],

@@ -17,8 +17,8 @@ from ridgefit.evaluate.acceptance import evaluate_acceptance
 from ridgefit.evaluate.acceptance_summary import summarise
 from ridgefit.recipe import AcceptanceSettings, DraftGenerateSettings
 from ridgefit.runtime.draft import POLICIES, CacheSettings
-from ridgefit.runtime.speculative import Draft
-from ridgefit.runtime.speculative.pair import greedy
+from ridgefit.runtime.speculative import Draft, Sampling, known_text
+from ridgefit.runtime.speculative.pair import load_pair
 from ridgefit.runtime.speculative.standalone import along
 
 Folder = Callable[..., Path]
@@ -74,6 +74,16 @@ def test_policies_are_scored_on_the_targets_own_text(
     assert all(score.equal == 1.0 for score in real.policies)
 
 
+def test_all_is_every_policy_but_the_one_that_needs_a_controller(
+    tiny_folder: Folder, texts: Path, tmp_path: Path
+) -> None:
+    folder = tiny_folder("llama", num_hidden_layers=1)
+    own = settings(texts, policies=("all",), prompt=(40,), new_tokens=8)
+    found = evaluate_acceptance(options(folder), own, tmp_path / "out", resamples=100)
+    assert [score.policy for score in found.policies] == [name for name in POLICIES if name != "rift-ada"]
+    assert all(score.widest <= 12 for score in found.policies)
+
+
 def test_going_on_after_the_last_whole_prompt(
     tiny_folder: Folder, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +106,11 @@ def test_going_on_after_the_last_whole_prompt(
     assert [s.model_dump(include=keep) for s in again.policies] == [
         s.model_dump(include=keep) for s in whole.policies
     ]
+    # Half a line is not joined to what follows it: a third call finds everything done.
+    scored.clear()
+    third = evaluate_acceptance(options(folder), settings(texts), out, resamples=100)
+    assert scored == []
+    assert [s.al_macro for s in third.policies] == [s.al_macro for s in whole.policies]
     with pytest.raises(BadInput, match="results with another settings"):
         evaluate_acceptance(options(folder), settings(texts, budget=14), out, resamples=100)
 
@@ -106,8 +121,8 @@ def test_scores_equal_a_count_by_hand() -> None:
     def record(policy: str, unit: str, rounds: list[list[Any]]) -> dict[str, Any]:
         return {
             "policy": policy, "unit": unit, "rounds": rounds, "tokens": 10, "refreshes": 1, "changed": [0.5],
-            "score_seconds": 0.02, "seconds": 0.1, "budget": None if policy == "full" else 8, "widest": 8,
-            "equal": True, "prompt_tokens": 40,
+            "score_seconds": 0.02, "selections": 2, "seconds": 0.1, "widest": 8,
+            "budget": None if policy == "full" else 8, "equal": True, "prompt_tokens": 40,
         }  # fmt: skip
 
     def row(start: int, drafted: int, accepted: int, mass: float | None = None) -> list[Any]:
@@ -152,7 +167,7 @@ def test_greedy_is_the_models_own(tiny_model: Any, random_tokens: Any) -> None:
     model = tiny_model("llama", num_hidden_layers=1)
     prompt = random_tokens(20)
     wanted = model.generate(prompt, max_new_tokens=12, do_sample=False, pad_token_id=0)[0, 20:].tolist()
-    assert greedy(model, prompt[0].tolist(), 12, lambda tokens: tokens[-1] == 2) == wanted
+    assert known_text(model, prompt[0].tolist(), 12, lambda tokens: tokens[-1] == 2).output == wanted
 
 
 @pytest.mark.parametrize(
@@ -162,8 +177,8 @@ def test_greedy_is_the_models_own(tiny_model: Any, random_tokens: Any) -> None:
         ({"policies": ("rift-ada",), "reference": "rift-ada"}, "needs a controller"),
         ({"reference": "oracle"}, "'oracle' is not among the policies"),
         ({"window": 20}, "window of 20 columns is above the budget of 12"),
-        ({"temperature": 1.0}, "cannot be replayed"),
-        ({"new_tokens": 500}, "positions of 512"),
+        ({"new_tokens": 500}, "needs 540 positions, the target has 512"),
+        ({"new_tokens": 3}, "in 3 new tokens no round can draft 3"),
         ({"prompt": (4000,)}, "no document in"),
         ({"instruction": "Go on.", "prompt": (120,)}, None),
     ],
@@ -209,6 +224,10 @@ def test_the_commands(
     assert "candidates full" in capsys.readouterr().out
     assert main([*base, "--tasks", task, "--arms", "exact", "--out", str(tmp_path / "c")]) == 2
     assert "acceptance stands alone" in capsys.readouterr().err
+    assert (
+        main([*base, "--tasks", task, "--batch", "4", "--no-sink-effect", "--out", str(tmp_path / "c")]) == 2
+    )
+    assert "--sink-effect, --batch would do nothing with acceptance" in capsys.readouterr().err
     plain = ["generate", str(folder), "--dtype", "float32", "--device", "cpu", "--prompt", "the cat " * 9,
              "--new-tokens", "16", "--json"]  # fmt: skip
     assert main([*plain, "--arm", "exact"]) == 0
@@ -231,6 +250,16 @@ def test_the_commands(
     assert found["widest"] <= found["budget"] == 12
     assert main([*plain, *drafted[:2], "--draft-policy", "rift-ada"]) == 2
     assert "needs a controller" in capsys.readouterr().out
+    by_itself = ["--draft", "none", "--draft-policy", "swa"]
+    assert main([*plain, *by_itself, "--budget", "200"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["text"], found["rounds"], found["acceptance_length"]) == (wanted, 0, None)
+    assert main([*plain[:-1], *by_itself, "--budget", "12"]) == 0
+    assert "16 tokens without a draft, 0 refreshes, at most 12 columns" in capsys.readouterr().err
+    assert main([*plain, *by_itself, "--budget", "12", "--drafted", "3"]) == 2
+    assert "--drafted would do nothing" in capsys.readouterr().out
+    assert main([*plain, *by_itself[:2], "--draft-policy", "rift-ada"]) == 2
+    assert "here is no draft" in capsys.readouterr().out
 
 
 def test_sizes_default_to_an_eighth() -> None:
@@ -238,14 +267,51 @@ def test_sizes_default_to_an_eighth() -> None:
     assert DraftGenerateSettings(draft="self", budget=9).cache()["keep_ratio"] is None
 
 
-def test_sampled_text_has_an_acceptance_length_too(tiny_folder: Folder, texts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", ["replay", "real"])
+def test_sampled_text_has_an_acceptance_length_too(
+    loop: str, tiny_folder: Folder, texts: Path, tmp_path: Path
+) -> None:
     folder = tiny_folder("llama", num_hidden_layers=1)
-    own = settings(texts, temperature=1.0, loop="real", policies=("rift-dyn",))
-    found = evaluate_acceptance(options(folder), own, tmp_path / "out", resamples=100)
+    own = settings(texts, temperature=1.0, loop=loop, policies=("rift-dyn", "swa"), standalone=True)
+    found = evaluate_acceptance(options(folder), own, tmp_path / "out", resamples=100, seed=3)
     # Draft and target are one model: equal distributions are always accepted, whatever is drawn.
     assert found.policy("full").al_macro == 4.0
-    assert 1.0 <= found.policy("rift-dyn").al_macro < 4.0
-    assert found.policy("full").equal < 1
+    for name in ("rift-dyn", "swa"):
+        assert 1.0 <= found.policy(name).al_macro < 4.0
+        assert found.policy(name).widest == 12
+    assert found.policy("full").equal is None
+    assert found.policy("full").agreed < 1  # a sampled token need not be the most likely one
+    assert (found.policy("full").draft_ms is None) == (loop == "real")
+    again = evaluate_acceptance(options(folder), own, tmp_path / "again", resamples=100, seed=3)
+    keep = {"policy", "al_macro", "curve", "agreed", "nll"}
+    assert [s.model_dump(include=keep) for s in again.policies] == [
+        s.model_dump(include=keep) for s in found.policies
+    ]
+    with pytest.raises(BadInput, match="results with another sampling_seed"):
+        evaluate_acceptance(options(folder), own, tmp_path / "out", resamples=100, seed=4)
+    other = evaluate_acceptance(options(folder), own, tmp_path / "other", resamples=100, seed=4)
+    assert other.policy("full").nll != found.policy("full").nll
+
+
+def test_sampled_losses_are_those_of_the_sampled_text(
+    tiny_folder: Folder, texts: Path, tmp_path: Path
+) -> None:
+    """The entropy of the target's own distributions is what its samples cost it on average."""
+    pair = load_pair(options(tiny_folder("llama", num_hidden_layers=1)), "self")
+    losses, entropies = [], []
+    for seed in range(40):
+        known = known_text(
+            pair.target.model, [5, 6, 7, 8], 12, lambda _: False, Sampling(0.7, str(seed)), beyond=0
+        )
+        ids = torch.tensor([[*known.prompt, *known.tokens]])
+        with torch.no_grad():
+            logs = (pair.target.model(input_ids=ids).logits[0, 3:-1] / 0.7).log_softmax(-1)
+        assert known.chances is not None
+        assert torch.allclose(known.chances, logs.exp(), atol=1e-5)
+        losses += (-logs[range(12), known.tokens]).tolist()
+        entropies += (-(logs.exp() * logs).sum(-1)).tolist()
+    gaps = torch.tensor(losses) - torch.tensor(entropies)
+    assert abs(float(gaps.mean())) < 4 * float(gaps.std()) / len(gaps) ** 0.5
 
 
 def test_a_hybrid_drafts_for_itself_and_is_drafted_for(

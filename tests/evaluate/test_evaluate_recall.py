@@ -188,12 +188,18 @@ def test_tables_hold_what_the_lines_say(result: RecallResult, folder: Path) -> N
     assert math.isclose(result.dense_loss, sum(d for n, d in dense.items() if n.startswith("doc")) / 38)
 
 
-def test_a_page_is_made_of_the_tables(result: RecallResult, folder: Path) -> None:
+def test_a_page_is_made_of_the_tables(
+    result: RecallResult, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["report", str(folder / "results"), "--quiet"]) == 0
     page = (folder / "results" / "report.md").read_text()
     assert "every row kept is dense" in page
     for arm in result.arms:
         assert f"| {arm.arm} |" in page
+    capsys.readouterr()
+    assert main(["inspect", str(folder / "results")]) == 0
+    shown = capsys.readouterr().out
+    assert all(arm.arm in shown for arm in result.arms)
 
 
 def test_gates_say_what_they_saw(result: RecallResult) -> None:

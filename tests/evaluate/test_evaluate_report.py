@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from scipy import stats
 
+from ridgefit.cli.app import main
 from ridgefit.errors import BadInput, CheckFailed
 from ridgefit.evaluate.intervals import binomial_floor
 from ridgefit.evaluate.page import report
@@ -240,6 +241,17 @@ def test_terminal_tables_show_every_arm_and_difference(result: EvalResult) -> No
     assert f"{ridge.mean:.3f}" in text
     assert f"+{ridge.difference.mean:.3f} [+{ridge.difference.low:.3f}, +{ridge.difference.high:.3f}]" in text
     assert "ridge − identity" in text
+
+
+def test_inspect_shows_the_tables_again(
+    result: EvalResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(tmp_path / EVALUATION, result.model_dump(mode="json"))
+    assert main(["inspect", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert all(label in shown for label in ADDED)
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    assert EvalResult.model_validate_json(capsys.readouterr().out) == result
 
 
 def test_cells_have_units_and_signs(result: EvalResult) -> None:

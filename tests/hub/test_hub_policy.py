@@ -12,7 +12,7 @@ from hub_server import Server
 
 from ridgefit.errors import BadInput
 from ridgefit.files import sha256_file
-from ridgefit.hub import Hub, check_repository, local_maps, pull
+from ridgefit.hub import Hub, check_repository, local_maps, look, pull
 from ridgefit.maps import Fingerprint
 from ridgefit.maps.recall import LayerThresholds, PolicyManifest, RecallPolicy, RecallSettings
 from ridgefit.pipeline.publish import publish
@@ -58,6 +58,10 @@ def test_a_policy_travels(server: Server, hub: Hub, tmp_path: Path) -> None:
     settings = PushSettings(maps=made, repo="me/policy", license="apache-2.0", out=tmp_path / "repository")
     report = publish(settings, hub)
     assert report.sha
+    looked = look("me/policy", hub)
+    assert looked["repository"]["kind"] == "recall-policy"
+    assert looked["policy"] == RecallPolicy.load(made).manifest.model_dump(mode="json")
+    assert looked["fingerprint"]["tokenizer_sha256"] == IDENTITY["tokenizer_sha256"]
     card = (tmp_path / "repository" / "README.md").read_text()
     for said in ("base_model: org/tiny", "1/16", "93.7 %", "1.25", "vestigekv"):
         assert said in card

@@ -340,6 +340,10 @@ def test_times_of_something_else_are_refused(fitted: Path, benched: Path, tmp_pa
             "of another model: its config_sha256",
         ),
         "arms": ({"timings": whole["timings"][:1]}, "times no ridge arm"),
+        "rows": (
+            {"timings": [timing | {"rows": "random 10 %"} for timing in whole["timings"]]},
+            "times no ridge arm without further rows",
+        ),
         "file": ({"timings": 3}, "not a result of bench prefill"),
     }
     for name, (change, words) in changes.items():

@@ -166,7 +166,9 @@ def test_two_halves_of_the_keys_merge_to_all_of_them() -> None:
     for part in (slice(0, 7), slice(7, 12)):
         weights = scores[..., part].softmax(-1)
         halves.append(((weights @ value[:, :, part]).float(), scores[..., part].logsumexp(-1).float()))
-    torch.testing.assert_close(merged(*halves), (scores.softmax(-1) @ value).float(), rtol=0, atol=1e-5)
+    attended, total = merged(*halves)
+    torch.testing.assert_close(attended, (scores.softmax(-1) @ value).float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(total, scores.logsumexp(-1).float(), rtol=0, atol=1e-5)
 
 
 def test_hidden_columns_leave_a_decode_mask() -> None:

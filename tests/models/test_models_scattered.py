@@ -108,6 +108,34 @@ def test_blocks_cover_every_row_once_and_stay_small() -> None:
         assert (block.stop - block.start) * 3 * (block.last + 1) <= scattered.MASK_ENTRIES
 
 
+def test_halves_do_the_work_once_and_most_of_it_in_large_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    total, count = 40_000, 8000
+    calls: list[int] = []
+    masked: list[int] = []
+
+    def unmasked(query: Any, key: Any, value: Any, scale: float | None) -> tuple[Any, Any]:
+        calls.append(query.shape[2] * key.shape[2])
+        return query, torch.zeros(query.shape[:3])
+
+    def scored(query: Any, key: Any, value: Any, visible: Any, scale: float | None) -> tuple[Any, Any]:
+        masked.append(visible.numel())
+        return query, torch.zeros(query.shape[:3])
+
+    monkeypatch.setattr(scattered, "fast_kernel", lambda *_: True)
+    monkeypatch.setattr(scattered, "attend_unmasked", unmasked)
+    monkeypatch.setattr(scattered, "_scored", scored)
+    generator = torch.Generator().manual_seed(0)
+    columns = sorted(torch.randperm(total - 1, generator=generator)[:count].tolist())
+    rows = Rows(total, columns=torch.tensor([columns]))
+    query, key = random(1, 1, count, WIDTH, seed=0), random(1, 1, total, WIDTH, seed=1)
+    ScatteredRows(rows)(query, key, key)
+    seen = sum(column + 1 for column in columns)
+    assert seen <= sum(calls) + sum(masked) <= 1.1 * seen
+    assert sum(masked) <= 0.15 * seen
+    assert max(calls) >= 0.45 * seen
+    assert sum(sorted(calls)[-3:]) >= 0.7 * seen
+
+
 def test_rows_of_different_lengths_repeat_their_first() -> None:
     rows = Rows.chosen(10, 2, [[1, 4, 8], [], [3]])
     assert rows.columns is not None

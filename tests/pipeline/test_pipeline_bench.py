@@ -274,3 +274,80 @@ def test_maps_of_another_model_are_refused(
     other = str(tiny_folder("qwen3"))
     assert main(["bench", "prefill", "--model", other, "--maps", str(own[1]), "--tokens", "48"]) == 2
     assert "family" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("rows", "label", "chosen", "counted"),
+    [
+        ("random,share=0.25", "random 25 %", 14, 14),
+        ("sinks,count=5,explicit,rows=20,rows=21", "sinks 5, explicit (rows=20/21)", 3 + 2, 3 + 2),
+        ("attention,count=3", "attention 3", 3, 3),
+        ("probe,count=3,window=6", "probe (count=3 window=6)", 3, 3 + 6),
+    ],
+)
+def test_rows_are_timed_beside_the_plain_fill(
+    rows: str, label: str, chosen: int, counted: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two sink rows are exact in any case: of five first rows three are left to choose."""
+    line = "bench prefill --tokens 56 --tail 8 --split 6 --sink-rows 2 --arms identity,ridge --vocab 64"
+    assert main([*line.split(), "--repeats", "1", "--warmup", "0", "--rows", rows, "--json"]) == 0
+    found = PrefillBench.model_validate_json(capsys.readouterr().out).timings
+    assert [(t.arm, t.rows, t.rows_chosen) for t in found] == [
+        ("exact", None, 0),
+        ("identity", None, 0),
+        ("identity", label, chosen),
+        ("ridge", None, 0),
+        ("ridge", label, chosen),
+    ]
+    shape = cost.shape_from_config(cost.preset_config("cpu") | {"vocab_size": 64})
+    exact = cost.arm_macs(shape, cost.Arm(fill="exact"), 56)
+    for timing in found[1:]:
+        fill = "ridge" if timing.arm == "ridge" else "identity"
+        more = counted if timing.rows else 0
+        arm = cost.Arm(fill=fill, split=6, tail=8, sink_rows=2, chosen_rows=more)
+        assert timing.limit == exact / cost.arm_macs(shape, arm, 56)
+        assert timing.share == timing.speedup / timing.limit
+    assert found[2].limit < found[1].limit
+
+
+def test_rows_by_what_tokens_are(own: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a user's own model, whose tokenizer tells; its random prompt holds a digit or it does not."""
+    model, maps = own
+    line = ["bench", "prefill", "--model", model, "--maps", str(maps), "--tokens", "48", "--repeats", "1"]
+    assert main([*line, "--arms", "ridge", "--split", "2", "--rows", "digits,random,count=2", "--json"]) == 0
+    plain, chosen = PrefillBench.model_validate_json(capsys.readouterr().out).timings[1:]
+    assert (plain.rows, chosen.rows) == (None, "digits, random 2")
+    assert chosen.rows_chosen >= 2
+    assert main([*line, "--arms", "ridge", "--split", "2", "--rows", "random,count=2"]) == 0
+    said = capsys.readouterr().out
+    assert "chosen" in said
+    assert "random 2" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "--rows special",
+            "special rows are chosen by what tokens are, and random weights have no tokenizer",
+        ),
+        ("--rows random,like=digits", "random weights have no tokenizer"),
+        ("--rows random,share=1.1", "must be less than or equal to 1"),
+        ("--rows atention", "did you mean attention"),
+        ("--rows probe", "the probe asks with 256 rows, and the tail that holds them has 8"),
+        ("--rows attention,layers=3,layers=7", "layer 7 is not among the exact layers 0 to 5"),
+        ("--rows explicit,rows=48", "row 48 is outside the prefix, which is rows 0 to 47 of 56"),
+        (
+            "--rows random --attention flash_attention_2",
+            "chosen rows need masks, and flash_attention_2 has none",
+        ),
+        ("--rows random --arms pop", "for the pop arm, which has its own split and tail"),
+    ],
+)
+def test_rows_that_are_refused_before_anything_is_built(
+    line: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "random_model", lambda *_: pytest.fail("a model was built"))
+    before = "bench prefill --tokens 56 --repeats 1" + ("" if "pop" in line else " --split 6 --tail 8")
+    assert main([*before.split(), *line.split()]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())

@@ -126,7 +126,7 @@ def kept_rows(maps: MapSet, x: np.ndarray) -> np.ndarray:
         ("mlp+previous-1", [0, 1, 2, 3]),
         ("mlp/rank=5", [0, 1, 2, 3]),
         ("previous-1/layers=first:2", [1, 2]),
-        ("previous-1+mlp/rank=7/layers=4-9/metric=values", [2, 3]),
+        ("previous-1+mlp/rank=7/layers=4-5/metric=values", [2, 3]),
         ("previous-1/rank=3/layers=3-3/metric=both", [1]),
         ("previous-1/rank=32/metric=input", [0, 1, 2, 3]),
     ],

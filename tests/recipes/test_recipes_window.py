@@ -24,6 +24,7 @@ def test_every_arm_names_a_candidate_that_is_solved_from_what_is_captured() -> N
     parts = sorted(RECIPES.glob("smollm2-window-*.yaml"))
     assert [path.stem.removeprefix("smollm2-window-") for path in parts] == [
         "ablations",
+        "cheap",
         "long",
         "needles",
         "nll",

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from ridgefit.calibrate.compress.masks import Budget, compressed, full_layers, selected_columns
 from ridgefit.calibrate.compress.rollouts import Rollouts, roll_out
+from ridgefit.corpus import read_documents
 from ridgefit.corpus.prompts import cut_prompts, documents_of
 from ridgefit.errors import BadInput, CheckFailed
 from ridgefit.files import new_folder, require_unused, write_json
+from ridgefit.recipe import require_used
 from ridgefit.recipe.drafting import TrainDraftSettings
 from ridgefit.runtime.speculative.pair import Pair, end_tokens, load_pair
 from ridgefit.versions import library_versions, machine
@@ -41,10 +43,13 @@ def train_draft(
         what `training.json` holds: settings, identities, losses.
 
     Raises:
-        BadInput: no prompt is long enough, peft is missing, models that do not fit, a folder in use.
+        BadInput: settings that would do nothing, no prompt is long enough, peft is missing, models that
+            do not fit, a folder in use.
         CheckFailed: the loss is no number.
     """
+    require_used(settings)
     require_unused(out)
+    read_documents(settings.data)
     pair = load_pair({**draft, "ref": settings.target}, str(draft["ref"]))
     full_layers(pair.draft.model)
     prompts = cut_prompts(

@@ -7,22 +7,34 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ridgefit.calibrate.refresh.closed import ClosedJob, Comparison, Outcome, Schedule, compare, run_schedules
+from ridgefit.calibrate.refresh.closed import (
+    ClosedJob,
+    Comparison,
+    Outcome,
+    Schedule,
+    compare,
+    run_schedules,
+    spacing_at_rate,
+)
 from ridgefit.calibrate.refresh.rules import Candidate, candidates
 from ridgefit.calibrate.refresh.traces import Trace, TraceJob, trace
+from ridgefit.corpus import read_documents
 from ridgefit.corpus.prompts import Prompt, cut_prompts, documents_of, split_documents
 from ridgefit.errors import BadInput
 from ridgefit.files import require_unused
 from ridgefit.maps.refresh import NoRule, RefreshController, save_controller
+from ridgefit.recipe import require_used
 from ridgefit.recipe.drafting import CalibrateRefreshSettings
 from ridgefit.runtime.draft import CacheSettings
 from ridgefit.runtime.draft.controllers import Pace
-from ridgefit.runtime.speculative.pair import Pair, PairPool, load_pair
+from ridgefit.runtime.speculative import require_whole_round
+from ridgefit.runtime.speculative.pair import Pair, PairPool, load_pair, require_positions
 from ridgefit.versions import library_versions, machine
 
 SWEEP = (0.5, 2)
 """Intervals of the periodic frontier that a controller is drawn against, times the policy's own."""
 FEWEST = 3
+_TEXTS = {"prompt", "new_tokens", "forced", "instruction"}
 Progress = Callable[[int, int, str], None]
 
 
@@ -45,10 +57,13 @@ def calibrate_refresh(
         progress: called after each prompt.
 
     Raises:
-        BadInput: too few documents, models that do not fit, an output folder in use.
+        BadInput: settings that would do nothing, too few documents, models that do not fit, a folder in use.
     """
+    require_used(settings)
     require_unused(out)
     CacheSettings(**settings.cache())
+    require_whole_round(settings.drafted, settings.new_tokens)
+    read_documents(settings.data)
     pair = load_pair(target, settings.draft)
     fit, select, test = _splits(pair, settings)
     work = _Work(PairPool(target, settings.draft, pair, settings.workers), settings, progress)
@@ -71,6 +86,7 @@ def calibrate_refresh(
     scores: dict[str, Any] = {
         "traces": _about(traces),
         "tried": len(tried),
+        "tolerance": settings.tolerance,
         "passed": sum(_passes(one, settings.tolerance) for one in judged),
         "machine": machine(),
     }
@@ -83,12 +99,13 @@ def calibrate_refresh(
         horizon=settings.horizon,
         cache=settings.cache(),
         drafted=settings.drafted,
-        temperature=0.0,
+        temperature=settings.temperature,
         target=pair.target.identity(),
         draft=pair.draft.identity(),
         fit=documents_of(fit),
         select=documents_of(select),
         test=documents_of(test),
+        texts=settings.model_dump(mode="json", include=_TEXTS),
         scores=scores,
         versions=library_versions(),
     )
@@ -142,6 +159,8 @@ def _splits(pair: Pair, settings: CalibrateRefreshSettings) -> list[list[Prompt]
         documents = documents_of(prompts)
         kept = set(documents[: max(FEWEST, round(settings.fraction * len(documents)))])
         prompts = [prompt for prompt in prompts if prompt.document in kept]
+    for prompt in prompts:
+        require_positions(pair, prompt.id, len(prompt.tokens) + settings.new_tokens)
     shares = (settings.fit_share, settings.select_share)
     parts = split_documents(prompts, (*shares, 1 - sum(shares)))
     if any(len(documents_of(part)) < 1 for part in parts) or len(documents_of(prompts)) < FEWEST:
@@ -201,37 +220,44 @@ class _Work:
         ]
 
     def test(self, prompts: Sequence[Prompt], own: Schedule | None) -> dict[str, Any]:
-        """Once, in the real loop: the controller against the periodic policy; controls are replayed."""
+        """Once, in the real loop: the controller against the periodic policy; controls are replayed.
+
+        Greedy replays are the real loop. Sampled ones share their text and luck, the real loops do not: there
+        the controls, and the controller once more, stand against a replay of the periodic policy.
+        """
         settings = self._settings
         periodic = Schedule("periodic", every=settings.every)
         real = self.outcomes(prompts, [periodic, *([own] if own else [])], "test", real=True)
         found: dict[str, Any] = {
-            "equal": all(outcome.equal for row in real for outcome in row),
+            "equal": None if settings.temperature else all(outcome.equal for row in real for outcome in row),
             "verdict": "no controller",
         }
         spacings = [max(1, round(times * settings.every)) for times in SWEEP]
         sweep = [Schedule("periodic", every=every) for every in spacings]
         controls = [Schedule("never"), *sweep]
+        names = ["never", *(f"periodic {every}" for every in spacings)]
         if own is not None:
             against = compare(real[1], real[0], resamples=settings.resamples, seed=settings.seed)
             found["ada"] = asdict(against)
             matched = _passes(against, settings.tolerance)
             found["verdict"] = "matched" if matched else "not matched"
             checks = sum(outcome.tokens // settings.interval for outcome in real[1]) or 1
-            share = min(1.0, sum(outcome.refreshes for outcome in real[1]) / checks)
-            spacing = max(1, round(1000 / against.refreshes)) if against.refreshes else 1 << 30
+            refreshes = sum(outcome.refreshes for outcome in real[1])
+            share = min(1.0, refreshes / checks)
+            tokens = sum(outcome.tokens for outcome in real[1])
+            spacing = max(1, spacing_at_rate(refreshes / len(prompts), tokens / len(prompts)))
             pace = Pace(settings.interval)
             controls += [Schedule("periodic", every=spacing), Schedule("random", share=share, pace=pace)]
-        names = [
-            "never",
-            *(f"periodic {every}" for every in spacings),
-            "periodic at its rate",
-            "random at its rate",
-        ]
+            names += ["periodic at its rate", "random at its rate"]
+        if settings.temperature:
+            controls += [periodic, *([own] if own else [])]
+            names += ["periodic replayed", *(["replayed"] if own else [])]
         rows = self.outcomes(prompts, controls, "controls")
+        against_row = rows[names.index("periodic replayed")] if settings.temperature else real[0]
         found["controls"] = {
-            name: asdict(compare(row, real[0], resamples=settings.resamples, seed=settings.seed))
-            for name, row in zip(names, rows, strict=False)
+            name: asdict(compare(row, against_row, resamples=settings.resamples, seed=settings.seed))
+            for name, row in zip(names, rows, strict=True)
+            if name != "periodic replayed"
         }
         return found
 

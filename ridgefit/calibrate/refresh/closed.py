@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,15 +11,15 @@ from typing import Literal
 
 import numpy as np
 
-from ridgefit.calibrate.refresh.traces import POLICY, acceptance, continuation
+from ridgefit.calibrate.refresh.traces import POLICY, acceptance, continuation, sampling_of, stop_of
 from ridgefit.corpus.prompts import Prompt
 from ridgefit.maps.refresh import GateRule, LinearRule
 from ridgefit.recipe.drafting import CalibrateRefreshSettings
 from ridgefit.runtime.draft import CacheSettings, policy_of
 from ridgefit.runtime.draft.controllers import Adaptive, Controller, Never, Pace, Periodic, RandomMatched
 from ridgefit.runtime.draft.frozen import rule_from
-from ridgefit.runtime.speculative import Decoded, Draft, decode, replay
-from ridgefit.runtime.speculative.pair import Pair, end_tokens, stop_at
+from ridgefit.runtime.speculative import Draft, decode, replay_known
+from ridgefit.runtime.speculative.pair import Pair
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,17 @@ class Schedule:
     rule: GateRule | LinearRule | None = None
     pace: Pace = field(default_factory=Pace)
 
-    def maker(self) -> Callable[[], Controller]:
-        """Makes a new controller for each request."""
+    def maker(self, seed: int = 0) -> Callable[[], Controller]:
+        """Makes a new controller for each request.
+
+        Args:
+            seed: of a random one's draws. Prompts want seeds of their own: with one seed all of them would
+                refresh at the same places, and at low rates often nowhere.
+        """
         if self.kind == "periodic":
             return lambda: Periodic(self.every)
         if self.kind == "random":
-            return lambda: RandomMatched(self.share, self.pace.interval)
+            return lambda: RandomMatched(self.share, self.pace.interval, seed)
         if self.rule is not None:
             decide = rule_from(self.rule)
             return lambda: Adaptive(self.pace, decide)
@@ -60,14 +66,27 @@ class Outcome:
         al: acceptance length; None without a full round.
         refreshes: re-selections.
         tokens: output tokens.
-        equal: the output is the target's greedy one.
+        equal: the output is the target's own; None where each schedule samples one.
     """
 
     document: str
     al: float | None
     refreshes: int
     tokens: int
-    equal: bool
+    equal: bool | None
+
+
+def spacing_at_rate(refreshes: float, tokens: float) -> int:
+    """Tokens between periodic refreshes that come to a given number within an output.
+
+    A refresh at the very end serves nobody, so `n` refreshes cut the output into `n + 1` pieces. Below half
+    a refresh an output gets none.
+
+    Args:
+        refreshes: mean number in an output.
+        tokens: mean length of an output.
+    """
+    return math.ceil(tokens / (round(refreshes) + 1))
 
 
 @dataclass(frozen=True)
@@ -83,30 +102,33 @@ class ClosedJob:
 def run_schedules(pair: Pair, job: ClosedJob) -> list[Outcome]:
     """Outcome of each schedule, replayed, or decoded with the target if `real`."""
     settings = job.settings
-    tokens = list(job.prompt.tokens)
-    known = continuation(pair, tokens, settings)
-    ends = frozenset[int]() if settings.forced else end_tokens(pair.target)
+    stop = stop_of(pair, settings)
+    sampled = settings.temperature > 0
+    # In a real loop that samples, every schedule commits a text of its own.
+    known = None if job.real and sampled else continuation(pair, job.prompt, settings)
     found = []
     for schedule in job.schedules:
         draft = Draft(
             pair.draft.model,
             policy_of(POLICY),
             CacheSettings(**settings.cache()),
-            schedule.maker(),
+            schedule.maker(int(job.prompt.sha256[:8], 16)),
             settings.drafted,
         )
-        decoded: Decoded
-        if job.real:
-            decoded = decode(pair.target.model, draft, tokens, settings.new_tokens, stop=stop_at(ends))
+        if job.real or known is None:
+            chooser = sampling_of(job.prompt, settings).chooser("real")
+            decoded = decode(
+                pair.target.model, draft, job.prompt.tokens, settings.new_tokens, stop=stop, chooser=chooser
+            )
         else:
-            decoded = replay(draft, tokens, known)
+            decoded = replay_known(draft, known, settings.new_tokens, stop=stop)
         found.append(
             Outcome(
                 job.prompt.document,
                 acceptance(decoded.rounds, settings.drafted),
                 decoded.refreshes,
                 len(decoded.tokens),
-                decoded.tokens == known,
+                None if known is None else decoded.tokens == known.output,
             )
         )
     return found

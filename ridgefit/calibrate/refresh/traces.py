@@ -1,7 +1,8 @@
 """Traces of a draft: at every check, what it knows, and what a refresh now would change.
 
 The behaviour that is traced refreshes at random gaps, so that fresh and stale states are both met. At each
-check the next tokens are replayed twice from the same state, without and with a refresh.
+check the next tokens are replayed twice from the same state, without and with a refresh. At a temperature
+above 0 the text is the target's sampled one, and tokens are kept as rejection sampling keeps them on its way.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from ridgefit.corpus.prompts import Prompt
 from ridgefit.recipe.drafting import CalibrateRefreshSettings
 from ridgefit.runtime.draft import CacheSettings, Drafter, policy_of
 from ridgefit.runtime.draft.controllers import Never, Read
-from ridgefit.runtime.speculative import Chooser, Speculation
-from ridgefit.runtime.speculative.loop import Decoding, Round
-from ridgefit.runtime.speculative.pair import Pair, end_tokens, greedy, stop_at
+from ridgefit.runtime.speculative import Known, Sampling, Speculation, known_text
+from ridgefit.runtime.speculative.loop import Decoding, Round, Stop
+from ridgefit.runtime.speculative.pair import Pair, end_tokens, stop_at
 from ridgefit.runtime.speculative.verify import StoredVerifier
 
 POLICY = "rift-dyn"
@@ -64,23 +65,36 @@ class TraceJob:
 
 
 def trace(pair: Pair, job: TraceJob) -> list[Trace]:
-    """Every check along one prompt's greedy continuation."""
+    """Every check along one prompt's continuation by the target."""
     settings = job.settings
-    tokens = list(job.prompt.tokens)
-    known = continuation(pair, tokens, settings)
+    known = continuation(pair, job.prompt, settings)
     drafter = Drafter(pair.draft.model, policy_of(POLICY), CacheSettings(**settings.cache()))
-    recorder = _Recorder(job, drafter, tokens, known)
-    speculation = Speculation(StoredVerifier(known), drafter, Chooser(), recorder, drafted=settings.drafted)
-    recorder.decoding = speculation.start(tokens)
-    for _ in speculation.rounds(recorder.decoding, len(known)):
+    recorder = _Recorder(job, drafter, known, stop_of(pair, settings))
+    speculation = Speculation(
+        StoredVerifier(known.tokens), drafter, known.drafts(), recorder, drafted=settings.drafted
+    )
+    recorder.decoding = speculation.start(known.prompt)
+    for _ in speculation.rounds(recorder.decoding, settings.new_tokens, recorder.stop):
         pass
     return recorder.traces
 
 
-def continuation(pair: Pair, tokens: Sequence[int], settings: CalibrateRefreshSettings) -> list[int]:
-    """The target's own greedy output, which no draft changes."""
-    ends = frozenset[int]() if settings.forced else end_tokens(pair.target)
-    return greedy(pair.target.model, tokens, settings.new_tokens, stop_at(ends))
+def continuation(pair: Pair, prompt: Prompt, settings: CalibrateRefreshSettings) -> Known:
+    """The target's own output, which no draft changes: greedy, or sampled with a seed of the prompt."""
+    stop, sampling = stop_of(pair, settings), sampling_of(prompt, settings)
+    return known_text(
+        pair.target.model, prompt.tokens, settings.new_tokens, stop, sampling, beyond=settings.drafted
+    )
+
+
+def sampling_of(prompt: Prompt, settings: CalibrateRefreshSettings) -> Sampling:
+    """How a prompt's output is picked."""
+    return Sampling(settings.temperature, f"{settings.seed}/{prompt.sha256}")
+
+
+def stop_of(pair: Pair, settings: CalibrateRefreshSettings) -> Stop:
+    """What ends an output."""
+    return stop_at(frozenset[int]() if settings.forced else end_tokens(pair.target))
 
 
 def acceptance(rounds: Sequence[Round], drafted: int) -> float | None:
@@ -92,13 +106,13 @@ def acceptance(rounds: Sequence[Round], drafted: int) -> float | None:
 class _Recorder:
     """A controller that refreshes at random gaps, and looks both ways at every check."""
 
-    def __init__(self, job: TraceJob, drafter: Drafter, prompt: list[int], known: list[int]) -> None:
+    def __init__(self, job: TraceJob, drafter: Drafter, known: Known, stop: Stop) -> None:
         self.traces: list[Trace] = []
         self.decoding: Decoding | None = None
         self._job = job
         self._drafter = drafter
-        self._prompt = prompt
         self._known = known
+        self.stop = stop
         self._draw = np.random.default_rng([job.seed, int(job.prompt.sha256[:12], 16)])
         self._interval = job.settings.interval
         self._next = self._interval
@@ -142,11 +156,13 @@ class _Recorder:
             return None
         settings = self._job.settings
         committed = list(self.decoding.committed)
-        state = Decoding(self._prompt, committed)
-        verifier = StoredVerifier(self._known)
-        verifier.prefill(self._prompt)
-        ahead = Speculation(verifier, self._drafter, Chooser(), Never(), drafted=settings.drafted)
-        limit = min(len(state.generated) + settings.horizon, len(self._known))
-        for _ in ahead.rounds(state, limit):
+        prompt = self._known.prompt
+        state = Decoding(prompt, committed)
+        verifier = StoredVerifier(self._known.tokens)
+        verifier.prefill(prompt)
+        # With sampled text both excursions keep and refuse by the same numbers.
+        ahead = Speculation(verifier, self._drafter, self._known.drafts(), Never(), drafted=settings.drafted)
+        limit = min(len(state.generated) + settings.horizon, settings.new_tokens)
+        for _ in ahead.rounds(state, limit, self.stop):
             pass
         return acceptance(state.rounds, settings.drafted)

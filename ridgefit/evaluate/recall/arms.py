@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from ridgefit.errors import BadInput
@@ -42,21 +41,27 @@ def resolve_recall_arms(settings: RecallEvalSettings, loaded: LoadedLatent) -> t
     Raises:
         BadInput: a policy of another model, two policies of one ratio, or an unknown selector.
     """
-    policies = [_loaded(path, loaded) for path in settings.policy]
-    ratios = [policy.settings.ratio for policy in policies]
-    if len(set(ratios)) != len(ratios):
-        raise BadInput("two policies keep rows at the same ratio", "name one policy per ratio")
-    for name in (*settings.selectors, *settings.recall_selectors):
-        selector_of(name)
+    policies = opened_policies(settings)
+    for policy in policies:
+        policy.check(loaded.identity())
     spread = loaded.latent.branch_spread()
     require_premise(spread, control=all(policy.settings.control for policy in policies))
     return tuple(_arms(policies, settings.selectors or tuple(SELECTORS), settings.recall_selectors))
 
 
-def _loaded(path: Path, loaded: LoadedLatent) -> RecallPolicy:
-    policy = RecallPolicy.load(path)
-    policy.check(loaded.identity())
-    return policy
+def opened_policies(settings: RecallEvalSettings) -> list[RecallPolicy]:
+    """The policies that are judged, whatever the model.
+
+    Raises:
+        BadInput: a folder that holds no policy, two policies of one ratio, or an unknown selector.
+    """
+    policies = [RecallPolicy.load(path) for path in settings.policy]
+    ratios = [policy.settings.ratio for policy in policies]
+    if len(set(ratios)) != len(ratios):
+        raise BadInput("two policies keep rows at the same ratio", "name one policy per ratio")
+    for name in (*settings.selectors, *settings.recall_selectors):
+        selector_of(name)
+    return policies
 
 
 def _arms(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ridgefit.corpus import read_documents
 from ridgefit.errors import Interrupted
 from ridgefit.evaluate.journal import Journal, Key, require_results_folder
 from ridgefit.evaluate.recall.arms import RecallArm, resolve_recall_arms
@@ -16,7 +17,7 @@ from ridgefit.evaluate.recall.summary import summarised
 from ridgefit.evaluate.recall.tasks import RECALL_TASKS
 from ridgefit.files import canonical_json, folder_lock, sha256_bytes, write_json
 from ridgefit.models.load import LoadedLatent
-from ridgefit.recipe import RecallEvalSettings
+from ridgefit.recipe import RecallEvalSettings, require_used
 from ridgefit.versions import library_versions, machine
 
 Progress = Callable[[int, int, str], None]
@@ -42,6 +43,7 @@ def evaluate_recall(
         CheckFailed: an arm did not read what it should have.
         Interrupted: Ctrl-C; what was scored is kept.
     """
+    require_used(settings)
     require_results_folder(out)
     arms = resolve_recall_arms(settings, loaded)
     samples = {name: task.samples(loaded, settings) for name, task in RECALL_TASKS.items()}
@@ -76,6 +78,18 @@ def evaluate_recall(
         result = summarised(identity, arms, samples, records, settings)
         write_json(out / EVALUATION, result.model_dump(mode="json"))
     return result
+
+
+def require_samples(settings: RecallEvalSettings) -> None:
+    """Look the text that samples are made of up.
+
+    Raises:
+        BadInput: it is not there.
+    """
+    if settings.data:
+        read_documents(settings.data)
+    if settings.trials and settings.haystack != "noise":
+        read_documents([settings.haystack])
 
 
 def _identity(

@@ -56,6 +56,7 @@ class Spent:
         refreshes: selections after the first.
         selections: all selections.
         score_seconds: time in all selections.
+        measure_seconds: time in measurements of attention mass, which decoding does not need.
         changed: share of selected columns that each refresh replaced.
         repeated: tokens run again to take recurrent states back.
     """
@@ -63,6 +64,7 @@ class Spent:
     refreshes: int = 0
     selections: int = 0
     score_seconds: float = 0.0
+    measure_seconds: float = 0.0
     changed: list[float] = field(default_factory=list)
     repeated: int = 0
 
@@ -189,19 +191,22 @@ class Drafter:
 
     def retained(self) -> float:
         """Share of the newest query's full attention on columns in sight, over layers and heads."""
-        return retained(self._tape, self._layers)
+        self.wait()
+        started = time.perf_counter()
+        found = retained(self._tape, self._layers)
+        self.spent.measure_seconds += time.perf_counter() - started
+        return found
+
+    def wait(self) -> None:
+        """Let a GPU finish, so that what was measured is its own."""
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
 
     def fork(self) -> DraftFork:
         """The present, to come back to after an excursion; not for policies that sum attention."""
         if self._sums:
             raise ValueError("summed attention cannot be taken back")
-        spent = Spent(
-            self.spent.refreshes,
-            self.spent.selections,
-            self.spent.score_seconds,
-            list(self.spent.changed),
-            self.spent.repeated,
-        )
+        spent = Spent(**{**vars(self.spent), "changed": list(self.spent.changed)})
         return DraftFork(self._stepping().fork(), self._tape.fork(), dict(self._reference), spent, self._last)
 
     def restore(self, state: DraftFork) -> None:
@@ -251,7 +256,7 @@ class Drafter:
         scorer = self.policy.scorer
         if scorer is None or self.budget is None:
             return
-        self._wait()
+        self.wait()
         started = time.perf_counter()
         changed = select(
             scorer,
@@ -265,17 +270,12 @@ class Drafter:
         )
         self._reference = mean_queries(self._tape, self._layers, self._observed())
         self._last = self.length
-        self._wait()
+        self.wait()
         self.spent.selections += 1
         self.spent.score_seconds += time.perf_counter() - started
         if not first:
             self.spent.refreshes += 1
             self.spent.changed.append(changed)
-
-    def _wait(self) -> None:
-        """Let a GPU finish, so that a selection's time is its own."""
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)
 
     def _count_attention(self) -> None:
         for number, sums in self._sums.items():

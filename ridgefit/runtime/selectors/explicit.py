@@ -25,6 +25,14 @@ class Explicit(Selector):
         if min(self.rows) < 0:
             raise BadInput(f"row {min(self.rows)} is before the prompt", "count rows from 0")
 
+    def check_prompt(self, rows: int, prefix: int) -> None:
+        """Refuse a row in the tail or past the prompt."""
+        if max(self.rows) >= prefix:
+            raise BadInput(
+                f"row {max(self.rows)} is outside the prefix, which is rows 0 to {prefix - 1} of {rows}",
+                "name rows before the tail",
+            )
+
     def choose(self, prompt: Prompt, split: int, taken: Taken) -> list[int]:
         """The rows named.
 
@@ -32,10 +40,5 @@ class Explicit(Selector):
             BadInput: a row lies in the tail or past the prompt.
         """
         del split, taken
-        if max(self.rows) >= prompt.prefix:
-            raise BadInput(
-                f"row {max(self.rows)} is outside the prefix, which is rows 0 to {prompt.prefix - 1} of "
-                f"{prompt.rows}",
-                "name rows before the tail",
-            )
+        self.check_prompt(prompt.rows, prompt.prefix)
         return sorted(set(self.rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,7 @@ class Prompt:
         return self.ids, self.vocabulary
 
 
-class Selector:
+class Selector(ABC):
     """A rule that chooses rows of a prompt's prefix; every selector is a frozen dataclass of its settings.
 
     Attributes:
@@ -96,6 +97,19 @@ class Selector:
         Raises:
             BadInput: naming the setting.
         """
+        del split, tail
+
+    def check_prompt(self, rows: int, prefix: int) -> None:
+        """Refuse settings that do not fit a prompt.
+
+        Args:
+            rows: tokens of the prompt.
+            prefix: rows before the tail.
+
+        Raises:
+            BadInput: naming the setting.
+        """
+        del rows, prefix
 
     def asks(self, split: int) -> tuple[Asked | Probed, ...]:
         """Which attention it needs measured."""
@@ -106,9 +120,9 @@ class Selector:
         """Frequency tables it reads; None stands for the one beside the maps."""
         return ()
 
+    @abstractmethod
     def choose(self, prompt: Prompt, split: int, taken: Taken) -> Sequence[int]:
         """Rows of the prefix, in any order; which are taken already only matters where rows are counted."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,16 @@ from torch import Tensor
 
 from ridgefit.errors import BadInput
 from ridgefit.runtime.draft.controllers import Controller
-from ridgefit.runtime.draft.drafter import Drafter
+from ridgefit.runtime.draft.drafter import Choose, Drafter
 from ridgefit.runtime.draft.policy import Policy
 from ridgefit.runtime.draft.settings import CacheSettings
 from ridgefit.runtime.speculative.choose import Chooser
+from ridgefit.runtime.speculative.known import Known
 from ridgefit.runtime.speculative.loop import Round, Speculation, Stop
 from ridgefit.runtime.speculative.verify import StoredVerifier, TargetVerifier, Verifier
+
+Emit = Callable[[list[int]], None]
+"""Called with the tokens that were just added."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +32,27 @@ class Decoded:
         tokens: output ids.
         rounds: every verification of at least one drafted token.
         refreshes: re-selections of the draft cache.
-        score_seconds: time spent on selections, the first one included.
+        selections: all of them, the first one included.
+        score_seconds: time spent on selections.
         changed: share of selected columns replaced, per refresh.
         widest: most columns that draft attention saw while decoding.
         budget: most it may see; None without compression.
         repeated: draft tokens run again to take recurrent states back.
+        prefill_seconds: reading the prompt, on both sides, with the first selection.
+        seconds: everything after it, measurements of attention mass left out.
     """
 
     tokens: list[int]
     rounds: list[Round]
     refreshes: int
+    selections: int
     score_seconds: float
     changed: list[float]
     widest: int
     budget: int | None
     repeated: int
+    prefill_seconds: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,32 @@ def replay(
     return _run(verifier, draft, Chooser(), prompt, len(continuation), stop, measure_every, lambda _: None)
 
 
+def replay_known(
+    draft: Draft,
+    known: Known,
+    new_tokens: int,
+    *,
+    stop: Stop = lambda _: False,
+    measure_every: int | None = None,
+) -> Decoded:
+    """Decoding with this draft, given the text that the target chose by itself.
+
+    Greedy text: the real loop's rounds. Sampled text: rounds distributed as those of the real loop that
+    committed this text.
+
+    Args:
+        draft: what drafts.
+        known: of `known_text`, with at least as many tokens beyond its end as are drafted.
+        new_tokens: most output tokens, as when the text was made.
+        stop: as when the text was made.
+        measure_every: as in `decode`.
+    """
+    verifier = StoredVerifier(known.tokens)
+    return _run(
+        verifier, draft, known.drafts(), known.prompt, new_tokens, stop, measure_every, lambda _: None
+    )
+
+
 def drafting(
     draft: Draft, report: Callable[[Decoded], None] = lambda _: None, *, streamer: Any = None
 ) -> Callable[..., Tensor]:
@@ -120,6 +157,26 @@ def drafting(
         report: called with what it took.
         streamer: gets every new token; transformers hands the call's own only the prompt, because it does not
             pass it on to a method of one's own.
+    """
+
+    def run(
+        model: Any, prompt: list[int], new_tokens: int, stop: Stop, chooser: Chooser, emit: Emit
+    ) -> list[int]:
+        decoded = decode(model, draft, prompt, new_tokens, stop=stop, chooser=chooser, emit=emit)
+        report(decoded)
+        return decoded.tokens
+
+    return inside_generate(run, streamer=streamer)
+
+
+def inside_generate(
+    run: Callable[[Any, list[int], int, Stop, Chooser, Emit], list[int]], *, streamer: Any = None
+) -> Callable[..., Tensor]:
+    """A decoding loop as transformers' `custom_generate`.
+
+    Args:
+        run: model, prompt, most new tokens, stop, chooser, called with new tokens -> all new tokens.
+        streamer: gets every new token.
     """
 
     def custom_generate(
@@ -145,19 +202,11 @@ def drafting(
 
         prompt = input_ids[0].tolist()
         processor = logits_processor if len(logits_processor) else None
-        decoded = decode(
-            model,
-            draft,
-            prompt,
-            generation_config.max_length - len(prompt),
-            stop=stop,
-            chooser=Chooser(sample=bool(generation_config.do_sample), process=processor),
-            emit=emit,
-        )
+        chooser = Chooser(sample=bool(generation_config.do_sample), process=processor)
+        tokens = run(model, prompt, generation_config.max_length - len(prompt), stop, chooser, emit)
         if streamer is not None:
             streamer.end()
-        report(decoded)
-        new = torch.tensor([decoded.tokens], dtype=input_ids.dtype, device=input_ids.device)
+        new = torch.tensor([tokens], dtype=input_ids.dtype, device=input_ids.device)
         return torch.cat([input_ids, new], dim=1)
 
     return custom_generate
@@ -177,6 +226,19 @@ def require_one_vocabulary(target: Any, draft: Any) -> None:
         )
 
 
+def require_whole_round(drafted: int, new_tokens: int) -> None:
+    """Refuse outputs so short that no round drafts the full number, on which acceptance lengths rest.
+
+    Raises:
+        BadInput: both numbers.
+    """
+    if new_tokens <= drafted:
+        raise BadInput(
+            f"in {new_tokens} new tokens no round can draft {drafted}",
+            f"give at least {drafted + 1} new tokens, or draft fewer",
+        )
+
+
 def _require_one_row(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
     if input_ids.shape[0] != 1:
         raise BadInput(
@@ -191,7 +253,7 @@ def _require_one_row(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
 def _run(
     verifier: Verifier,
     draft: Draft,
-    chooser: Chooser,
+    chooser: Choose,
     prompt: Sequence[int],
     new_tokens: int,
     stop: Stop,
@@ -203,17 +265,24 @@ def _run(
     speculation = Speculation(
         verifier, drafter, chooser, controller, drafted=draft.drafted, measure_every=measure_every
     )
+    started = time.perf_counter()
     decoding = speculation.start(prompt)
+    drafter.wait()
+    read = time.perf_counter()
     for tokens in speculation.rounds(decoding, new_tokens, stop):
         emit(tokens)
-    spent = drafter.spent
+    drafter.wait()
+    spent, ended = drafter.spent, time.perf_counter()
     return Decoded(
         tokens=decoding.generated,
         rounds=decoding.rounds,
         refreshes=spent.refreshes,
+        selections=spent.selections,
         score_seconds=spent.score_seconds,
         changed=spent.changed,
         widest=drafter.widest,
         budget=drafter.budget,
         repeated=spent.repeated,
+        prefill_seconds=read - started,
+        seconds=ended - read - spent.measure_seconds,
     )

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from ridgefit.errors import BadInput
 from ridgefit.runtime.draft.controllers import Controller
-from ridgefit.runtime.draft.drafter import Drafter, Proposal
+from ridgefit.runtime.draft.drafter import Choose, Drafter, Proposal
 from ridgefit.runtime.draft.signals import Interval, Signals
-from ridgefit.runtime.speculative.choose import Chooser
 from ridgefit.runtime.speculative.verify import Verifier
 
 MOST_DRAFTED = 16
@@ -67,7 +66,7 @@ class Speculation:
     Args:
         verifier: the target, or a stored continuation.
         drafter: the draft with its cache.
-        chooser: how logits become tokens, for both.
+        chooser: how the draft's logits become tokens; the verifier has the same, or knows the text.
         controller: when to refresh; None for the policy's own.
         drafted: tokens drafted per round, at most 16.
         measure_every: tokens between measurements of the attention mass in sight; None for none.
@@ -80,7 +79,7 @@ class Speculation:
         self,
         verifier: Verifier,
         drafter: Drafter,
-        chooser: Chooser,
+        chooser: Choose,
         controller: Controller | None = None,
         *,
         drafted: int = 5,

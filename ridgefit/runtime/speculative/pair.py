@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from ridgefit.errors import RidgefitError
+from ridgefit.errors import BadInput, RidgefitError
 from ridgefit.models.decoder import LoadedDecoder, require_one_tokenizer
 from ridgefit.models.load import load_decoder
-from ridgefit.models.stepper import Stepper
 from ridgefit.runtime.speculative.generate import require_one_vocabulary
 from ridgefit.runtime.speculative.loop import Stop
 
@@ -49,6 +48,25 @@ def load_pair(target: dict[str, Any], draft: str) -> Pair:
     return Pair(own, other)
 
 
+def require_positions(pair: Pair, prompt: str, tokens: int) -> None:
+    """Refuse texts that are longer than either model was made for.
+
+    Args:
+        pair: both models.
+        prompt: whose text it is.
+        tokens: of the prompt and its output.
+
+    Raises:
+        BadInput: how many there are and how many fit.
+    """
+    for role, model in (("target", pair.target), ("draft", pair.draft)):
+        if model.positions is not None and tokens > model.positions:
+            raise BadInput(
+                f"prompt {prompt} needs {tokens} positions, the {role} has {model.positions}",
+                "shorten --prompt or --new-tokens",
+            )
+
+
 def end_tokens(decoder: LoadedDecoder) -> frozenset[int]:
     """Ids that end an output."""
     found = getattr(decoder.model.generation_config, "eos_token_id", None)
@@ -62,19 +80,6 @@ def end_tokens(decoder: LoadedDecoder) -> frozenset[int]:
 def stop_at(ends: frozenset[int]) -> Stop:
     """Stops after an end token."""
     return lambda tokens: tokens[-1] in ends
-
-
-def greedy(model: Any, prompt: Sequence[int], new_tokens: int, stop: Stop) -> list[int]:
-    """A model's own greedy output, end token included."""
-    stepper = Stepper(model)
-    tokens = list(prompt)
-    logits = stepper.feed(tokens)
-    for left in range(new_tokens, 0, -1):
-        tokens.append(int(logits[-1].argmax()))
-        if stop(tokens) or left == 1:
-            break
-        logits = stepper.feed(tokens[-1:])
-    return tokens[len(prompt) :]
 
 
 class PairPool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -34,7 +35,7 @@ class Window:
     mass: Tensor | None = None
 
 
-class Selector:
+class Selector(ABC):
     """Ranks rows when their window closes; the highest scores of all closed rows stay attended.
 
     Attributes:
@@ -46,9 +47,9 @@ class Selector:
     name: ClassVar[str]
     sees: ClassVar[Sees] = "rows"
 
+    @abstractmethod
     def scores(self, window: Window) -> Tensor:
         """`[rows]` fp32, the higher the rather kept; never changed afterwards."""
-        raise NotImplementedError
 
     def choose(self, scores: Tensor, count: int) -> Tensor:
         """Which rows are kept: `count` of them, ascending, from the scores of all closed rows."""
