@@ -157,6 +157,13 @@ class _Section:
         given = {n: parsed(fields[n], values[n]) for n in fields if values.get(n) not in (None, [], ())}
         if self.optional and not given and not base:
             return None
+        missing = [n for n in fields if fields[n].is_required() and n not in (*base, *given)]
+        if self.optional and given and missing:
+            options, them = [option_name(n) for n in given], "it" if len(given) == 1 else "them"
+            raise BadInput(
+                f"{' and '.join(map(option_name, missing))} is required with {', '.join(options)}",
+                f"give it, or leave {them} out",
+            )
         if seed is not None and "seed" in fields:
             given["seed"] = seed
         return validated(self.settings, {**base, **given}, name=self._written)

@@ -18,6 +18,8 @@ from ridgefit.recipe.rows import RowSettings, row_label, selector_settings
 
 SINKS = 4
 """First rows that nearly every head rests on; what they are worth is measured by default."""
+POOL = 31
+"""Rows over which attention is pooled in one of the trials: a sentence or two."""
 _PAPER_LAYERS_FROM = 4  # the first split above layer 3
 
 
@@ -153,11 +155,13 @@ def _candidates(
 ) -> Iterator[tuple[RowSettings, RowSettings]]:
     window = min(256, base.tail or tail)
     random = selector_settings(f"random share={share}")
+    below = "/".join(map(str, range(base.split or 0)))
     if base.split is None or base.split >= _PAPER_LAYERS_FROM:
         yield selector_settings(f"attention share={share}"), random
     else:
-        layers = "/".join(map(str, range(base.split)))
-        yield selector_settings(f"attention share={share} layers={layers}"), random
+        yield selector_settings(f"attention share={share} layers={below}"), random
+    if base.split is not None:
+        yield selector_settings(f"attention share={share} layers={below} pool={POOL}"), random
     yield selector_settings(f"probe share={share} window={window}"), random
     natural = ["digits", "special", "lexical_net"]
     if maps is not None and any((place / FREQUENCIES).is_file() for place in (maps, maps.parent)):

@@ -17,7 +17,7 @@ from ridgefit.evaluate.auto_rows import expanded
 from ridgefit.evaluate.preflight import Known, require_possible
 from ridgefit.evaluate.refinements import selectors_of
 from ridgefit.files import canonical_json, folder_lock, read_json, sha256_bytes, sha256_file, write_json
-from ridgefit.maps import Defaults, MapsManifest, quantize, read_maps_manifest
+from ridgefit.maps import Defaults, MapsManifest, kind_of, quantize, read_maps_manifest
 from ridgefit.models import LoadedModel, load_model
 from ridgefit.pipeline.capture import check_plan, open_text, token_store
 from ridgefit.pipeline.plan import find_config
@@ -87,6 +87,7 @@ def run(recipe: RunRecipe, progress: Progress | None = None) -> RunResult:
     known = Known.of_config(find_config(recipe.model.model, weights=True), recipe.model.attention)
     # Hours before they are evaluated.
     require_possible(recipe.evaluate, resolve_arms(_without_maps(recipe), None, known.layers), known)
+    _require_own_maps(recipe)
     with folder_lock(recipe.work):
         loaded = load_model(**recipe.model.load_options())
         stages = _Stages(recipe.work)
@@ -145,6 +146,19 @@ def _without_maps(recipe: RunRecipe) -> list[ArmSettings]:
             changes |= {"kind": "identity", "maps": None, "rows": rows}
         found.append(arm.model_copy(update=changes))
     return found
+
+
+def _require_own_maps(recipe: RunRecipe) -> None:
+    """Refuse arms whose own maps are nowhere, but for those that the run itself may write.
+
+    Raises:
+        BadInput: see `kind_of`.
+    """
+    for arm in recipe.evaluate.arms:
+        if arm.maps is not None and "/" in arm.maps:
+            path = Path(arm.maps)
+            if not path.resolve().is_relative_to(recipe.work.resolve()):
+                kind_of(path)
 
 
 def _tables(rows: RowSettings) -> tuple[Path | None, ...]:

@@ -181,3 +181,9 @@ class TrainDraftSettings(Settings):
     idle: ClassVar[tuple[Idle, ...]] = (
         Idle(("rank",), lambda s: s.method == "full", "where every weight is trained", "use method lora"),
     )
+
+    @model_validator(mode="after")
+    def _least_is_least(self) -> TrainDraftSettings:
+        if self.least > self.most:
+            raise ValueError(f"the smallest budget {self.least:g} is above the largest, {self.most:g}")
+        return self

@@ -10,7 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    field_validator,
+    model_serializer,
+)
 
 from ridgefit.recipe.base import Settings
 from ridgefit.recipe.idle import Idle
@@ -25,6 +32,27 @@ Layers = Annotated[
     tuple[int, ...] | None,
     Field(min_length=1, description="exact layers; default: those of 3, 7, 11, 15 below the split"),
 ]
+
+
+class PooledSettings(Settings):
+    """A ranking in which neighbours lift one another."""
+
+    pool: int = Field(
+        1, ge=1, description="a row counts as the highest of this many around it, an odd number; 1: itself"
+    )
+
+    @field_validator("pool")
+    @classmethod
+    def _has_a_middle(cls, pool: int) -> int:
+        if pool % 2 == 0:
+            raise ValueError(f"a pool of {pool} rows has no middle one; use an odd number")
+        return pool
+
+    @model_serializer(mode="wrap")
+    def _no_pool_goes_unsaid(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Results from before there was a pool keep their identity."""
+        saved: dict[str, Any] = plain(self)
+        return {name: value for name, value in saved.items() if name != "pool" or self.pool > 1}
 
 
 class SinksSettings(Settings):
@@ -68,7 +96,7 @@ class LexicalNetSettings(Settings):
     share: float = Field(0.05, gt=0, le=1, description="most rows kept, as a share of the prefix")
 
 
-class AttentionSettings(Settings):
+class AttentionSettings(PooledSettings):
     """Rows that the last rows attend to in exact lower layers (RidgeFill section 2.4)."""
 
     select: Literal["attention"] = Field("attention", description="rows that the last rows attend to")
@@ -78,7 +106,7 @@ class AttentionSettings(Settings):
     layers: Layers = None
 
 
-class QuestionBlindSettings(Settings):
+class QuestionBlindSettings(PooledSettings):
     """The same from the rows before the tail, which hold no question: a control."""
 
     select: Literal["question_blind"] = Field("question_blind", description="the same without the question")
@@ -88,7 +116,7 @@ class QuestionBlindSettings(Settings):
     layers: Layers = None
 
 
-class ProbeSettings(Settings):
+class ProbeSettings(PooledSettings):
     """Rows that the last rows attend to in the late layers over the filled cache (RidgeFill section 2.4)."""
 
     select: Literal["probe"] = Field("probe", description="rows that the late layers attend to")

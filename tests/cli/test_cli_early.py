@@ -158,6 +158,19 @@ def test_a_run_is_refused_before_its_capture(room: Path, capsys: pytest.CaptureF
         assert "in task 'nll 1024/128'" in said
 
 
+def test_maps_of_an_arm_of_a_run_are_looked_for(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that the run itself will write are not there yet."""
+    recipe = yaml.safe_load(DEMO.read_text()) | {"work": "work"}
+    place = room / "run.yaml"
+    recipe["evaluate"]["arms"] = [{"kind": "ridge", "maps": "./gone/maps"}]
+    place.write_text(yaml.safe_dump(recipe))
+    assert "gone/maps does not exist" in refused(capsys, room, "run", str(place))
+    recipe["evaluate"]["arms"] = [{"kind": "ridge", "maps": "work/maps-int8"}]
+    place.write_text(yaml.safe_dump(recipe))
+    assert main(["run", str(place), "--quiet"]) == 1
+    assert "a model was loaded" in capsys.readouterr().err
+
+
 def test_protected_rows_of_a_run_wait_for_its_capture(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The table that they need is not there yet, so that loading the model is what comes next."""
     recipe = yaml.safe_load(DEMO.read_text()) | {"work": "work"}

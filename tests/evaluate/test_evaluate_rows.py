@@ -139,6 +139,7 @@ def test_auto_rows_tries_every_selector_at_equal_count(
     tried = {trial.selector: trial for trial in choice.trials}
     assert set(tried) == {
         "attention 20 %",
+        "attention (pool=31 share=0.2 layers=0/1/2/3)",
         "probe (share=0.2 window=40)",
         "digits",
         "special",
@@ -180,7 +181,7 @@ def test_the_rule_of_auto_rows(tiny: LoadedModel, documents: Path, maps: Path, t
     )
     good, bad, open_ = (-0.3, -0.1), (0.1, 0.3), (-0.1, 0.1)
     assert with_({}, {}).chosen is None
-    assert "none of 6 selectors" in with_({}, {}).sentence
+    assert "none of 7 selectors" in with_({}, {}).sentence
     one = with_({(attention, random): good}, {attention: 0.2})
     assert (one.chosen, one.rows) == (attention, ({"select": "attention", "share": 0.1},))
     both = {(attention, random): good, (probe, random): good}
@@ -255,12 +256,20 @@ def test_every_way_of_writing_rows() -> None:
     )
     assert arm({"sinks": 4}, {"special": None}).rows == arm("sinks 4", "special").rows
     assert "rows" not in arm().model_dump()  # results of before keep their identity
+    for name in ("attention", "question_blind", "probe"):
+        assert "pool" not in arm(name).model_dump()["rows"][0]
+        assert arm(f"{name} pool=1") == arm(name)
+        pooled = arm(f"{name} pool=31")
+        assert ArmSettings.model_validate_json(pooled.model_dump_json()) == pooled != arm(name)
+        assert row_label(pooled.rows) == f"{name.replace('_', ' ')} (pool=31)"
 
 
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
         ("attention share=1.5", "less than or equal to 1"),
+        ("attention pool=30", "a pool of 30 rows has no middle one; use an odd number"),
+        ("probe pool=0", "greater than or equal to 1"),
         ("sink 4", "sink"),
         ({"probe": {"windows": 3}}, "windows"),
         ("explicit", "required"),

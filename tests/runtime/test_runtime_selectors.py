@@ -141,6 +141,32 @@ def test_ranked_selectors(number: int) -> None:
 
 
 @each
+def test_pooled_rankings(number: int) -> None:
+    """A row counts as the highest of those around it, found by looking at each; pools may be wide."""
+    case = Case(number)
+    pool = case.rng.choice([1, 3, 5, 31, 201])
+
+    def around(scores: list[float]) -> list[float]:
+        reach = range(-(pool // 2), pool // 2 + 1)
+        every = range(case.prefix)
+        return [max(scores[row + step] for step in reach if row + step in every) for row in every]
+
+    k = min(round(case.share * case.rows), case.prefix)
+    free = case.free()
+    settings = {"share": case.share, "pool": pool}
+    assert chosen(Attention(**settings), case) == case.best(around(case.lower), k, free)
+    assert chosen(QuestionBlind(**settings), case) == case.best(around(case.blind), k, free)
+    assert chosen(Probe(**settings, window=5), case) == case.best(around(case.probed), k, free)
+
+
+@pytest.mark.parametrize("selector", [Attention, QuestionBlind, Probe])
+@pytest.mark.parametrize("pool", [0, -1, 2, 30])
+def test_a_pool_without_a_middle_is_refused(selector: type[Any], pool: int) -> None:
+    with pytest.raises(BadInput, match=r"no middle one.*odd"):
+        selector(pool=pool)
+
+
+@each
 def test_selectors_of_tokens(number: int) -> None:
     case = Case(number)
     rows = range(case.prefix)

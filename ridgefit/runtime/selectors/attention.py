@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ridgefit.errors import BadInput
-from ridgefit.runtime.selectors.prompt import Asked, Counted, Prompt, Taken, free, highest
+from ridgefit.runtime.selectors.prompt import (
+    Asked,
+    Counted,
+    Prompt,
+    Taken,
+    free,
+    highest,
+    pooled,
+    require_pool,
+)
 
 LAYERS = (3, 7, 11, 15)
 """The paper's layers, of which those below the split are used."""
@@ -18,12 +27,19 @@ class Attention(Counted):
     Attributes:
         window: the prompt's last rows that ask.
         layers: exact layers whose attention counts; None for those of 3, 7, 11 and 15 below the split.
+        pool: a row counts as much as the highest of this many rows around it; odd, 1 for itself alone.
     """
 
     window: int = 64
     layers: tuple[int, ...] | None = None
+    pool: int = 1
 
     name = "attention"
+
+    def __post_init__(self) -> None:
+        """Refuse an even pool."""
+        super().__post_init__()
+        require_pool(self.name, self.pool)
 
     def check(self, split: int, tail: int) -> None:
         """Refuse layers that are not exact, and a window of nothing."""
@@ -49,7 +65,8 @@ class Attention(Counted):
     def choose(self, prompt: Prompt, split: int, taken: Taken) -> list[int]:
         """The rows that receive most; of equal ones the lower row."""
         (asked,) = self.asks(split)
-        return highest(prompt.received[asked], free(prompt, taken), self.budget(prompt))
+        scores = pooled(prompt.received[asked], self.pool)
+        return highest(scores, free(prompt, taken), self.budget(prompt))
 
     def _layers(self, split: int) -> tuple[int, ...]:
         if self.layers is not None:

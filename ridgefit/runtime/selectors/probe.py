@@ -8,7 +8,17 @@ from pathlib import Path
 from ridgefit.errors import BadInput
 from ridgefit.runtime.selectors.attention import Attention
 from ridgefit.runtime.selectors.digits import Digits
-from ridgefit.runtime.selectors.prompt import Asked, Counted, Probed, Prompt, Taken, free, highest
+from ridgefit.runtime.selectors.prompt import (
+    Asked,
+    Counted,
+    Probed,
+    Prompt,
+    Taken,
+    free,
+    highest,
+    pooled,
+    require_pool,
+)
 from ridgefit.runtime.selectors.protected import Protected
 
 
@@ -25,18 +35,21 @@ class Probe(Counted):
         base_rules: take the budget from the base rules instead.
         factor: multiplies that budget.
         frequencies: table for the base rules; None takes the one beside the maps.
+        pool: a row counts as much as the highest of this many rows around it; odd, 1 for itself alone.
     """
 
     window: int = 256
     base_rules: bool = False
     factor: float = 1.0
     frequencies: Path | None = None
+    pool: int = 1
 
     name = "probe"
 
     def __post_init__(self) -> None:
-        """Refuse two budgets."""
+        """Refuse two budgets, and an even pool."""
         super().__post_init__()
+        require_pool(self.name, self.pool)
         if self.base_rules and (self.share is not None or self.count is not None):
             raise BadInput("the probe has a budget and base rules that set one", "give one of them")
         if not 0 < self.factor < float("inf"):
@@ -72,7 +85,8 @@ class Probe(Counted):
             count = min(max(wanted, 0), prompt.prefix)
         else:
             count = self.budget(prompt)
-        return highest(prompt.received[Probed(self.window)], free(prompt, taken), count)
+        scores = pooled(prompt.received[Probed(self.window)], self.pool)
+        return highest(scores, free(prompt, taken), count)
 
     def base(self, prompt: Prompt, split: int) -> set[int]:
         """Rows that the base rules would choose."""

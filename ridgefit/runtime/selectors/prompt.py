@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import max_pool1d
 
 from ridgefit.errors import BadInput
 from ridgefit.runtime.vocabulary import Vocabulary
@@ -167,6 +168,32 @@ def free(prompt: Prompt, taken: Taken) -> list[int]:
     """Prefix rows that no earlier selector has chosen, ascending."""
     gone = set().union(*taken.values())
     return [row for row in range(prompt.prefix) if row not in gone]
+
+
+def require_pool(name: str, pool: int) -> None:
+    """Refuse a neighbourhood that has no middle.
+
+    Raises:
+        BadInput: `pool` is not a positive odd number.
+    """
+    if pool < 1 or pool % 2 == 0:
+        raise BadInput(
+            f"{name} rows cannot be pooled over {pool} rows, which have no middle one", "use an odd number"
+        )
+
+
+def pooled(scores: Tensor, pool: int) -> Tensor:
+    """Each row's highest score among the `pool` rows around it, cut at the ends (as in SnapKV).
+
+    A question attends to the words that it shares with a sentence; the answer stands beside them.
+
+    Args:
+        scores: `[prefix]`.
+        pool: odd number of rows; 1 leaves the scores as they are.
+    """
+    if pool == 1:
+        return scores
+    return max_pool1d(scores[None], pool, stride=1, padding=pool // 2)[0]
 
 
 def highest(scores: Tensor, rows: Sequence[int], count: int) -> list[int]:
