@@ -58,8 +58,8 @@ def _drafted(
 
     result = generate_draft(model, settings, drafted)
     output.result(result, lambda console: plain(console, result.text))
-    if result.controller == "none":
-        output.warn("the controller found no rule, so the cache was selected again periodically")
+    for line in result.warnings:
+        output.warn(line)
     length = "" if result.acceptance_length is None else f"{result.acceptance_length:.2f} tokens a round, "
     rounds = f"in {result.rounds} rounds, " if drafted.draft != "none" else "without a draft, "
     output.say(

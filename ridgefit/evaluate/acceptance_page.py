@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ridgefit.evaluate.acceptance_plots import write_acceptance_plots
 from ridgefit.evaluate.acceptance_summary import AcceptanceResult, Gap, load_acceptance
@@ -23,6 +22,8 @@ from ridgefit.evaluate.acceptance_tables import (
 )
 from ridgefit.evaluate.tables import Grid, markdown
 from ridgefit.files import write_text
+from ridgefit.maps.refresh_rows import controller_cautions
+from ridgefit.recipe import AcceptanceSettings
 
 REPORT = "report.md"
 FEW = 8  # documents below which a bootstrap interval is too narrow to be taken at its word
@@ -99,25 +100,12 @@ def _of_controller(result: AcceptanceResult) -> Iterator[str]:
     made, settings = result.identity["controller"], result.identity["settings"]
     if made is None:
         return
-    if made["rule"] == "none":
-        yield f"The controller found no rule: `rift-ada` refreshed every {made['cache']['every']} tokens."
-    here: dict[str, Any] = {"temperature": settings["temperature"], "drafted": settings["drafted"]}
-    here |= {name: settings[name] for name in made["cache"] if name in settings}
-    here |= {"candidates": settings["select_from"]}
-    if settings["budget"] is None and settings["keep_ratio"] is None:
-        here["keep_ratio"] = 0.125
-    before = {**made["cache"], "temperature": made["temperature"], "drafted": made["drafted"]}
-    differ = [
-        f"{name} {_said(before[name])}, here {_said(here[name])}"
-        for name in here
-        if before.get(name) != here[name]
-    ]
-    if differ:
-        yield f"The controller was made under other settings: {'; '.join(differ)}."
-
-
-def _said(value: Any) -> str:
-    return "unset" if value is None else f"{value}"
+    here = AcceptanceSettings.model_validate({**settings, "controller": None})
+    yield from controller_cautions(
+        made["rule"],
+        {**made["cache"], "temperature": made["temperature"], "drafted": made["drafted"]},
+        {**here.cache(), "temperature": here.temperature, "drafted": here.drafted},
+    )
 
 
 def _verdict(gap: Gap) -> str:
@@ -220,7 +208,8 @@ def _method(result: AcceptanceResult) -> str:
         "round; pooled is over all rounds. Rounds near the length limit that drafted fewer count nowhere; "
         "a round counts before anything is cut at an end token. Differences are paired over documents; "
         f"intervals: bias-corrected accelerated bootstrap, {result.context['resamples']} resamples, 95 %. "
-        "The selection after the prefill is no refresh. Replaced: share of selected columns that a refresh "
+        "The selection after the prefill is no refresh. Times fewer: refreshes of the reference per one of "
+        "the policy's, over documents. Replaced: share of selected columns that a refresh "
         "changes. Mass: share of full attention of the newest query on columns in sight. Draft ms/token: "
         "drafting and selecting after the prefill; a real loop's time is also the target's and is left out. "
         "Overhead: time of re-selections as a share of all other time after the prefill, of drafting in a "

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ridgefit.errors import BadInput
 from ridgefit.evaluate.intervals import bca
+from ridgefit.evaluate.ratios import bca_ratio
 from ridgefit.files import read_json
 from ridgefit.recipe.drafting import AcceptanceSettings
 
@@ -33,6 +34,15 @@ class Gap(_Part):
     n: int
 
 
+class Fewer(_Part):
+    """The reference's refreshes per one of a policy's, over documents, with its two-sided 95 % interval."""
+
+    against: str
+    ratio: float | None
+    low: float | None
+    high: float | None
+
+
 class PolicyScore(_Part):
     """One policy.
 
@@ -43,6 +53,8 @@ class PolicyScore(_Part):
         of_full: al_macro as a share of the whole cache's.
         gaps: paired differences of al_macro.
         refreshes_per_1000: re-selections per 1,000 output tokens; evictions for h2o.
+        fewer: how many times fewer those are than the reference's, which must refresh too; None for policies
+            that never refresh, and for the reference; no ratio where the policy's count may be zero.
         curve: pooled AL by output position; None where no round began.
         by_place: share of rounds that accepted at least so many drafted tokens.
         retained: mean share of full attention in sight; None for full.
@@ -65,6 +77,7 @@ class PolicyScore(_Part):
     of_full: float
     gaps: tuple[Gap, ...]
     refreshes_per_1000: float
+    fewer: Fewer | None
     curve: tuple[float | None, ...]
     by_place: tuple[float, ...]
     retained: float | None
@@ -138,7 +151,8 @@ def summarise(
     for name in policies:
         others = [other for other in dict.fromkeys(("full", settings.reference)) if other != name]
         gaps = tuple(_gap(units[name], units[other], other, resamples, seed) for other in others)
-        scores.append(_score(name, by_policy[name], units, gaps, settings))
+        fewer = _fewer(by_policy[name], by_policy[settings.reference], settings.reference, resamples, seed)
+        scores.append(_score(name, by_policy[name], units, gaps, fewer, settings))
     return AcceptanceResult(
         identity=dict(identity),
         context=dict(context),
@@ -201,11 +215,26 @@ def _gap(
     return Gap(against=against, mean=interval.mean, low=interval.low, high=interval.high, n=interval.n)
 
 
+def _fewer(
+    own: Sequence[Record], other: Sequence[Record], against: str, resamples: int, seed: int
+) -> Fewer | None:
+    counts: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for place, rows in enumerate((other, own)):
+        for record in rows:
+            counts[record["unit"]][place] += record["refreshes"]
+    above, below = zip(*counts.values(), strict=True)
+    if own is other or not sum(above) or not sum(below):
+        return None
+    found = bca_ratio(above, below, [""] * len(above), resamples=resamples, seed=seed)
+    return Fewer(against=against, ratio=found.ratio, low=found.low, high=found.high)
+
+
 def _score(
     name: str,
     rows: Sequence[Record],
     units: Mapping[str, Mapping[str, float]],
     gaps: tuple[Gap, ...],
+    fewer: Fewer | None,
     settings: AcceptanceSettings,
 ) -> PolicyScore:
     rounds = [row for record in rows for row in whole_rounds(record, settings.drafted)]
@@ -229,6 +258,7 @@ def _score(
         of_full=macro / fmean(units["full"].values()),
         gaps=gaps,
         refreshes_per_1000=1000 * refreshes / tokens,
+        fewer=fewer,
         curve=tuple(pooled(bins[at]) if bins[at] else None for at in range(max(bins) + 1)),
         by_place=tuple(fmean(row[2] >= place for row in rounds) for place in range(1, settings.drafted + 1)),
         retained=fmean(retained) if retained and name != "full" else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ridgefit.evaluate.acceptance_summary import AcceptanceResult, Gap
+from ridgefit.evaluate.acceptance_summary import AcceptanceResult, Fewer, Gap
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
@@ -117,6 +117,7 @@ def costs(result: AcceptanceResult) -> Rows:
         (
             score.policy,
             f"{score.refreshes_per_1000:.1f}",
+            _fewer(score.fewer),
             "" if score.changed is None else f"{100 * score.changed:.1f} %",
             "" if score.retained is None else f"{100 * score.retained:.1f} %",
             _number(score.score_ms),
@@ -127,8 +128,26 @@ def costs(result: AcceptanceResult) -> Rows:
         )
         for score in result.policies
     ]
-    heads = ("refreshes/1K", "replaced", "mass", "score ms", "draft ms/token", "overhead", "widest", "equal")
+    heads = (
+        "refreshes/1K",
+        "times fewer",
+        "replaced",
+        "mass",
+        "score ms",
+        "draft ms/token",
+        "overhead",
+        "widest",
+        "equal",
+    )
     return ("policy", *heads), rows
+
+
+def _fewer(found: Fewer | None) -> str:
+    if found is None or found.ratio is None:
+        return ""
+    if found.low is None or found.high is None:
+        return f"{found.ratio:.2f}"
+    return f"{found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def _text(temperature: float) -> str:

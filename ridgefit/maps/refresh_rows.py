@@ -42,6 +42,29 @@ def rule_text(found: RefreshController) -> str:
     return f"{rule.every} tokens have passed: no controller was found"
 
 
+def controller_cautions(rule: str, made: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    """What a user of a controller must know: that it has no rule, or was made under other settings.
+
+    Args:
+        rule: its kind.
+        made: cache sizes, temperature and drafted tokens that it was made under.
+        here: those that it is used under.
+    """
+    if rule == "none":
+        yield f"The controller found no rule: `rift-ada` refreshed every {made['every']} tokens."
+    differ = [
+        f"{name} {_said(made.get(name))}, here {_said(value)}"
+        for name, value in here.items()
+        if made.get(name) != value and name != "every"  # which is the periodic policy's
+    ]
+    if differ:
+        yield f"The controller was made under other settings: {'; '.join(differ)}."
+
+
+def _said(value: Any) -> str:
+    return "unset" if value is None else f"{value}"
+
+
 def texts_text(texts: Mapping[str, Any]) -> str:
     """Prompts and outputs that it was made on."""
     lengths = ", ".join(map(str, texts["prompt"]))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
 from ridgefit.errors import BadInput
 from ridgefit.hub import local_maps
-from ridgefit.maps.refresh import load_controller
+from ridgefit.maps.refresh import RefreshController, load_controller
+from ridgefit.maps.refresh_rows import controller_cautions
 from ridgefit.pipeline.prompting import OF_A_FILL, Clock, decoding, prompt_ids, prompt_text
 from ridgefit.recipe import (
     DraftGenerateSettings,
@@ -45,6 +47,7 @@ class Drafted(BaseModel):
         widest: most that it saw.
         first_token_seconds: from the call to the first new token.
         seconds: the whole call.
+        warnings: one line each.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,6 +64,7 @@ class Drafted(BaseModel):
     widest: int
     first_token_seconds: float
     seconds: float
+    warnings: tuple[str, ...]
 
 
 def generate_draft(
@@ -121,4 +125,11 @@ def generate_draft(
         widest=found.widest,
         first_token_seconds=clock.first - started,
         seconds=seconds,
+        warnings=() if frozen is None else tuple(_cautions(frozen, drafted, settings.temperature)),
     )
+
+
+def _cautions(frozen: RefreshController, drafted: DraftGenerateSettings, temperature: float) -> Iterator[str]:
+    here = {**drafted.cache(), "temperature": temperature, "drafted": drafted.drafted}
+    made = {**frozen.cache, "temperature": frozen.temperature, "drafted": frozen.drafted}
+    return controller_cautions(frozen.rule.kind, made, here)

@@ -108,7 +108,7 @@ def test_calibrate_freeze_test_and_use(tiny_folder: Folder, texts: Path, tmp_pat
     result = evaluate_acceptance(options(folder), unseen, tmp_path / "unseen", resamples=100)
     assert result.identity["controller"]["sha256"] == loaded.frozen_sha256
     assert [score.policy for score in result.policies] == ["full", "rift-dyn", "rift-ada"]
-    assert "made under other settings: every 8, here 16." in " ".join(cautions(result))
+    assert "made under other settings" not in " ".join(cautions(result))
     other = tiny_folder("llama", num_hidden_layers=1, seed=7)
     with pytest.raises(BadInput, match="of another target model"):
         evaluate_acceptance(options(other), unseen, tmp_path / "other", resamples=100)
@@ -137,6 +137,11 @@ def test_generating_with_a_controller(
     shown = capsys.readouterr()
     assert json.loads(shown.out)["controller"] == load_controller(tmp_path / "some").rule.kind
     assert "found no rule" not in shown.err
+    assert "made under other settings: drafted 3, here 5." in shown.err
+    same = ["--drafted", "3", "--temperature"]
+    for warm, said in (("0", False), ("0.5", True)):
+        assert main([*plain, *ada, *some, *same, warm]) == 0
+        assert ("made under other settings: temperature 0.0, here 0.5." in capsys.readouterr().err) == said
     assert main([*plain, *ada, *none, "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["controller"] == "none"

@@ -94,12 +94,34 @@ def test_every_number_of_the_page_is_counted_from_the_records(tmp_path: Path) ->
     assert cells(page, "swa", "mass from output token")[1:] == ["75.0 %", "50.0 %", "25.0 %"]
     assert cells(page, "swa", "at least")[1:] == ["66.7 %", "33.3 %", "0.0 %"]
     took = cells(page.split("## What it took")[1], "streaming", "policy")
-    assert took[1:] == ["125.0", "50.0 %", "50.0 %", "5.00", "5.00", "14.3 %", "8", "100 %"]
+    assert took[1:] == ["125.0", "", "50.0 %", "50.0 %", "5.00", "5.00", "14.3 %", "8", "100 %"]
     for setting, value in (("budget", "8"), ("drafted", "3"), ("reference", "swa"), ("data", "x.jsonl")):
         assert cells(page, setting, "setting")[1] == value
     for said in ("40 to 48 tokens from 9 documents", "a CPU", "300 resamples", "ridgefit 9.9"):
         assert said in page
     assert "Read this first" not in page
+
+
+def test_refreshes_stand_against_the_references(tmp_path: Path) -> None:
+    """Counts by hand: the reference refreshes 4 times a document, the other twice, in one of them once."""
+    own = AcceptanceSettings(
+        data=("x",), drafted=3, policies=("swa", "streaming"), reference="streaming", budget=8
+    )
+    policies = ("full", "swa", "streaming")
+    records = [
+        {**record(p, d), "refreshes": {"full": 0, "swa": 2 - (d == 0), "streaming": 4}[p]}
+        for d in range(DOCUMENTS)
+        for p in policies
+    ]
+    context = made().context
+    result = summarise(records, policies, own, made().identity, context, resamples=300, seed=0)
+    fewer = result.policy("swa").fewer
+    assert fewer is not None
+    assert fewer.ratio == pytest.approx(4 * DOCUMENTS / (2 * DOCUMENTS - 1))
+    assert 2.0 <= (fewer.low or 0) <= fewer.ratio <= (fewer.high or 0) <= 4.0
+    assert result.policy("full").fewer is result.policy("streaming").fewer is None
+    took = acceptance_report(save(result, tmp_path / "out")).read_text().split("## What it took")[1]
+    assert cells(took, "swa", "policy")[2].startswith("2.12 [2.")
 
 
 def test_plots_are_files_of_the_page(tmp_path: Path) -> None:
