@@ -82,7 +82,8 @@ def choices(tried: Sequence[Trial], result: EvalResult) -> tuple[RowsChoice, ...
 
     Judged on the first measure of every task. A selector pays if it beats as many random rows on one of
     them, its interval excluding zero, and is not worse than those or than no rows on any, interval excluding
-    zero. Of several that pay, the one that gives back most of the fill's loss, on average over tasks.
+    zero. Of several that pay, the one that gives back most of the fill's loss, on average over tasks; of equal
+    ones, the one with the fewest rows.
     """
     return tuple(
         _choice(base, [trial for trial in tried if trial.base == base], result)
@@ -95,7 +96,7 @@ def _choice(base: ArmSettings, tried: Sequence[Trial], result: EvalResult) -> Ro
     paying = [(one, trial) for one, trial in zip(judged, tried, strict=True) if one.pays]
     if not paying:
         return RowsChoice(base=base.label, chosen=None, rows=(), trials=tuple(judged))
-    best, trial = max(paying, key=lambda pair: pair[0].gives_back)
+    best, trial = max(paying, key=lambda pair: (pair[0].gives_back, -pair[0].rows))
     rows = tuple(
         {"select": one.select, **one.model_dump(mode="json", exclude_defaults=True)} for one in trial.arm.rows
     )

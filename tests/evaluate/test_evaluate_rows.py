@@ -187,6 +187,14 @@ def test_the_rule_of_auto_rows(tiny: LoadedModel, documents: Path, maps: Path, t
     both = {(attention, random): good, (probe, random): good}
     assert with_(both, {attention: 0.2, probe: 0.3}).chosen == probe
     assert with_({**both, (probe, "ridge s4"): bad}, {attention: 0.2, probe: 0.3}).chosen == attention
+    digits, like = "ridge s4 + digits", "ridge s4 + random like digits"
+    rows = found.tasks[0].rows_chosen
+    fewer = min((attention, digits), key=rows.__getitem__)
+    assert rows[attention] != rows[digits]
+    equal = {(attention, random): good, (digits, like): good}
+    assert with_(equal, {attention: 0.3, digits: 0.3}).chosen == fewer
+    more = attention if fewer == digits else digits
+    assert with_(equal, {fewer: 0.3, more: 0.31}).chosen == more
     assert with_({(attention, random): bad}, {attention: 0.9}).chosen is None
     assert with_({(attention, random): open_, (attention, "ridge s4"): good}, {attention: 0.9}).chosen is None
     again = arm(*one.rows)
