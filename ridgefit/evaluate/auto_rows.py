@@ -82,8 +82,8 @@ def choices(tried: Sequence[Trial], result: EvalResult) -> tuple[RowsChoice, ...
 
     Judged on the first measure of every task. A selector pays if it beats as many random rows on one of
     them, its interval excluding zero, and is not worse than those or than no rows on any, interval excluding
-    zero. Of several that pay, the one that gives back most of the fill's loss, on average over tasks; of equal
-    ones, the one with the fewest rows.
+    zero. Of several that pay, the one that gives back most of the fill's loss, on average over tasks; of
+    equal ones, the one with the fewest rows.
     """
     return tuple(
         _choice(base, [trial for trial in tried if trial.base == base], result)
