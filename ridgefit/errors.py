@@ -10,7 +10,7 @@ class RidgefitError(Exception):
 
     Args:
         what: what is wrong and where, a full sentence without a trailing full stop.
-        fix: the command or setting that mends it, or "" where nothing can.
+        fix: the command or setting that mends it, or "" where nothing can. May be a question.
     """
 
     exit_status: ClassVar[int] = 1
@@ -18,7 +18,8 @@ class RidgefitError(Exception):
     def __init__(self, what: str, fix: str = "") -> None:
         self.what = what.rstrip(".")
         self.fix = fix.rstrip(".")
-        super().__init__(f"{self.what}: {self.fix}." if self.fix else f"{self.what}.")
+        said = f"{self.what}: {self.fix}" if self.fix else self.what
+        super().__init__(said if said.endswith("?") else f"{said}.")
 
 
 class BadInput(RidgefitError):

@@ -29,6 +29,10 @@ def report(
     from ridgefit.evaluate.recall.result import EVALUATION
     from ridgefit.evaluate.recall.tables import recall_report
 
+    if not folder.exists():
+        raise BadInput(f"{folder} does not exist", "name the --out of a `ridgefit eval`")
+    if folder.name in (RESULT, EVALUATION):
+        folder = folder.parent
     if (folder / RESULT).is_file():
         if maps is not None:
             raise BadInput("an acceptance evaluation has no maps", "leave --maps out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,9 +18,11 @@ from ridgefit.evaluate.acceptance_needles import (
     Hidden,
     hidden_prompts,
     needle_scores,
+    require_needles_fit,
     score_hidden,
 )
 from ridgefit.evaluate.acceptance_summary import LINES, RESULT, AcceptanceResult, NeedleScore, summarise
+from ridgefit.evaluate.journal import require_same
 from ridgefit.files import canonical_json, folder_lock, read_json, sha256_bytes, write_json
 from ridgefit.maps.refresh import RefreshController, load_controller
 from ridgefit.recipe import require_used
@@ -113,8 +116,10 @@ def evaluate_acceptance(
     if settings.reference not in policies:
         raise BadInput(
             f"the reference {settings.reference!r} is not among the policies",
-            f"name one of {', '.join(policies)}",
+            f"add it to policies=, or set reference= to one of {', '.join(policies)}",
         )
+    if settings.needles:
+        require_needles_fit(settings)
     settings.require_read(set(ignored[0]).intersection(*ignored), policies, as_key)
     pair = load_pair(target, settings.draft)
     prompts = _prompts(pair, settings, fraction)
@@ -278,8 +283,8 @@ def _identity(
         "target": pair.target.identity(),
         "draft": pair.draft.identity(),
         "controller": _made_for(frozen) if frozen else None,
-        "prompts_sha256": sha256_bytes(canonical_json([prompt.sha256 for prompt in prompts])),
         "documents": len(documents_of(prompts)),
+        "prompts_sha256": sha256_bytes(canonical_json([prompt.sha256 for prompt in prompts])),
         "device": pair.target.model.device.type,
         "versions": library_versions(),
     }
@@ -300,13 +305,13 @@ def _open(out: Path, identity: Mapping[str, Any]) -> None:
     """Begin a folder, or go on in one.
 
     Raises:
-        BadInput: the folder holds results of something else.
+        BadInput: the folder holds results of something else; the first field that differs is named.
     """
     if (out / IDENTITY).is_file():
         before = read_json(out / IDENTITY)
-        for key, value in identity.items():
-            if before.get(key) != value:
-                raise BadInput(f"{out} holds results with another {key}", "choose another --out")
+        if not isinstance(before, dict):
+            raise BadInput(f"{out / IDENTITY} says nothing of an evaluation", "choose another --out")
+        require_same(out, before, json.loads(canonical_json(identity)))
     elif any(path.name not in (".lock",) for path in out.iterdir()):
         raise BadInput(f"{out} already exists and is not empty", "choose another --out or remove it")
     else:

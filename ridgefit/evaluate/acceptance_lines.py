@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from ridgefit.errors import BadInput
 from ridgefit.files import write_text
 from ridgefit.runtime.speculative.pair import Pair, PairPool
 
@@ -40,6 +41,9 @@ def scored(
         pool: where it runs.
         policies: records of a finished prompt.
         progress: called after each prompt.
+
+    Raises:
+        BadInput: a line of the file is damaged.
     """
     done = _finished(path, policies)
     waiting = [job for job in jobs if job.id not in done]
@@ -54,16 +58,30 @@ def scored(
 
 
 def _finished(path: Path, policies: int) -> dict[str, list[Record]]:
-    """Whole prompts of the file; the file is cut to them, so that what follows does not join half a line."""
+    """Whole prompts of the file; the file is cut to them, so that what follows does not join half a line.
+
+    Raises:
+        BadInput: a line before the last one is damaged.
+    """
     if not path.is_file():
         return {}
     text = path.read_text(encoding="utf-8")
     found: dict[str, list[Record]] = {}
-    for line in text[: text.rfind("\n") + 1].splitlines():
-        record = json.loads(line)
+    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+        record = _parsed(path, number, line)
         found.setdefault(record["prompt"], []).append(record)
     whole = {prompt: records for prompt, records in found.items() if len(records) == policies}
     kept = "".join(json.dumps(record) + "\n" for records in whole.values() for record in records)
     if kept != text:
         write_text(path, kept)
     return whole
+
+
+def _parsed(path: Path, number: int, line: str) -> Record:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or not {"prompt", "policy"} <= record.keys():
+        raise BadInput(f"line {number} of {path} is damaged", "remove the line, and its prompt is run again")
+    return record

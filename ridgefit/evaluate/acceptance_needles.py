@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from ridgefit.errors import BadInput
 from ridgefit.evaluate import needle_text
 from ridgefit.evaluate.acceptance_summary import NeedleScore
 from ridgefit.evaluate.intervals import bca
 from ridgefit.evaluate.needle import Prompts, hidden_numbers
 from ridgefit.evaluate.samples import Reach
 from ridgefit.models.decoder import LoadedDecoder
-from ridgefit.recipe import NeedleSettings
+from ridgefit.recipe import NEEDLE_PROMPT, NeedleSettings
 from ridgefit.recipe.drafting import AcceptanceSettings
 from ridgefit.runtime.draft import CacheSettings
 from ridgefit.runtime.speculative import Draft
@@ -36,6 +37,20 @@ class Hidden:
     id: str
     tokens: tuple[int, ...]
     value: str
+
+
+def require_needles_fit(settings: AcceptanceSettings) -> None:
+    """Refuse prompts that are too short to hide a number in.
+
+    Raises:
+        BadInput: the longest of them is.
+    """
+    length = max(settings.prompt)
+    if length < NEEDLE_PROMPT:
+        raise BadInput(
+            f"needles need prompts of at least {NEEDLE_PROMPT} tokens, and the longest has {length}",
+            "raise prompt=, or leave needles out",
+        )
 
 
 def hidden_prompts(

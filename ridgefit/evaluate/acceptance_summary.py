@@ -181,8 +181,9 @@ def load_acceptance(folder: Path) -> AcceptanceResult:
         return AcceptanceResult.model_validate(read_json(path))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the whole"
         raise BadInput(
-            f"{path} is of another version ({'.'.join(map(str, first['loc']))}: {first['msg'].lower()})",
+            f"{path} is damaged or of another version ({where}: {first['msg'].lower()})",
             "run the evaluation again with another --out",
         ) from error
 

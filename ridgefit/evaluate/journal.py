@@ -105,13 +105,7 @@ class Journal:
         header = records[0]
         if header.get("format") != FORMAT or "identity" not in header:
             raise BadInput(f"{self.path} is not a results file of ridgefit", "choose another --out")
-        if difference := first_difference(header["identity"], identity):
-            field, there, now = difference
-            raise BadInput(
-                f"{self.path.parent} holds results with another {field} "
-                f"({_short(there)} there, {_short(now)} now)",
-                "choose another --out, or remove the folder to start over",
-            )
+        require_same(self.path.parent, header["identity"], identity)
         for record in records[1:]:
             if record.get("kind") == "sample":
                 self.records[Key(*(record[name] for name in Key._fields))] = record
@@ -127,6 +121,25 @@ class Journal:
                 f"line {number} of {self.path} is damaged", "remove the line, or the folder to start over"
             )
         return record
+
+
+def require_same(folder: Path, there: Any, now: Any) -> None:
+    """Refuse to go on in a folder whose results were made under another identity.
+
+    Args:
+        folder: of the results.
+        there: their identity, as JSON.
+        now: that of what would join them, as JSON.
+
+    Raises:
+        BadInput: naming the first field that differs, and both values.
+    """
+    if difference := first_difference(there, now):
+        field, before, after = difference
+        raise BadInput(
+            f"{folder} holds results with another {field} ({_short(before)} there, {_short(after)} now)",
+            "choose another --out, or remove the folder to start over",
+        )
 
 
 def first_difference(there: Any, now: Any, path: str = "") -> tuple[str, Any, Any] | None:

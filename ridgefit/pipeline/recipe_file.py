@@ -140,7 +140,7 @@ def _replace(values: dict[str, Any], override: str) -> None:
                 close = nearest(words[depth], names)
                 raise BadInput(
                     f"--set {override!r}: there is no setting {where}",
-                    f"did you mean {'.'.join((*words[:depth], close))}" if close else "",
+                    f"did you mean {'.'.join((*words[:depth], close))}?" if close else "",
                 )
             if depth < len(path) - 1 and target.get(part) is None:
                 target[part] = {}

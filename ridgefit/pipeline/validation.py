@@ -138,7 +138,7 @@ def _sentence(
     key, kind = name(location), error["type"]
     if kind == "extra_forbidden":
         close = nearest(str(location[-1]), known_names(model, error["loc"]))
-        return f"there is no setting {key}", f"did you mean {name((*location[:-1], close))}" if close else ""
+        return f"there is no setting {key}", f"did you mean {name((*location[:-1], close))}?" if close else ""
     if kind == "missing":
         return f"{key} is required", ""
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
@@ -188,7 +188,7 @@ def _at(model: Any, location: Location) -> Any:
 
 def _meant(word: object, known: Sequence[str]) -> str:
     close = nearest(str(word), known)
-    return f"did you mean {close}" if close else ""
+    return f"did you mean {close}?" if close else ""
 
 
 def _shown(value: object) -> str:

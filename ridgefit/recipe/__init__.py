@@ -38,6 +38,9 @@ from ridgefit.recipe.rows import RowsField
 from ridgefit.recipe.solving import CandidateSettings as CandidateSettings
 from ridgefit.recipe.solving import SolveSettings as SolveSettings
 
+NEEDLE_PROMPT = 64
+"""Tokens that a prompt must have at least for numbers to be hidden in it."""
+
 
 class ModelSettings(Settings):
     """Which model, and how it is loaded."""
@@ -118,7 +121,7 @@ class NeedleSettings(Settings):
     """Retrieval of numbers hidden in the filled region."""
 
     task: Literal["needle"] = Field("needle", description="retrieval from the filled region")
-    prompt: int = Field(2048, ge=64, description="prompt tokens")
+    prompt: int = Field(2048, ge=NEEDLE_PROMPT, description="prompt tokens")
     tail: int = Field(512, ge=1, description="last prompt rows that run every layer")
     samples: int = Field(12, ge=1, description="prompts")
     needles: int = Field(1, ge=1, le=16, description="numbers hidden; one is asked for")
@@ -133,7 +136,7 @@ class NeedleTwoTurnSettings(Settings):
     """A second question to a cache that was filled once, for the first (paper appendix D)."""
 
     task: Literal["needle-two-turn"] = Field("needle-two-turn", description="a second question of one cache")
-    prompt: int = Field(2048, ge=64, description="prompt tokens, the first question among them")
+    prompt: int = Field(2048, ge=NEEDLE_PROMPT, description="prompt tokens, the first question among them")
     tail: int = Field(512, ge=1, description="last prompt rows that run every layer")
     samples: int = Field(12, ge=1, description="prompts")
     needles: int = Field(2, ge=2, le=16, description="numbers hidden; two are asked for, one after the other")

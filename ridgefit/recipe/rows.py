@@ -37,6 +37,7 @@ Layers = Annotated[
 class PooledSettings(Settings):
     """A ranking in which neighbours lift one another."""
 
+    select: str = Field(description="selector; here so that the word stands before everything else")
     pool: int = Field(
         1, ge=1, description="a row counts as the highest of this many around it, an odd number; 1: itself"
     )

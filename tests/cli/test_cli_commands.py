@@ -343,6 +343,7 @@ def test_run(run: Run, text: Run, wide: Path, calibration: Path, tmp_path: Path)
 
 def test_report_of_nothing(run: Run, tmp_path: Path) -> None:
     assert "no finished evaluation" in run("report", tmp_path, status=2)["error"]
+    assert "gone does not exist: name the --out of" in run("report", tmp_path / "gone", status=2)["error"]
 
 
 @pytest.mark.parametrize(

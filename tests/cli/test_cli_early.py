@@ -46,7 +46,14 @@ def refused(capsys: pytest.CaptureFixture[str], room: Path, *words: str, status:
     ("arms", "tasks", "words"),
     [
         (f"{IDENTITY},rows=attention share=1.5", NLL, "must be less than or equal to 1"),
-        (f"{IDENTITY},rows=atention", NLL, "did you mean attention"),
+        (
+            f"{IDENTITY},rows=atention",
+            NLL,
+            "question_blind, probe, random, longer_tail, explicit: did you mean",
+        ),
+        (f"{IDENTITY},rows=atention", NLL, "did you mean attention?\n"),
+        (f"{IDENTITY},rows=attention pool=0", NLL, "rows[0].pool is '0', must be greater than or equal to 1"),
+        (f"{IDENTITY},rows=probe pool=4", NLL, "rows[0].pool: a pool of 4 rows has no middle one"),
         (f"{IDENTITY},rows=attention shard=0.2", NLL, "there is no setting --arms[0].rows[0].shard"),
         (f"{IDENTITY},rows=probe", NLL, "the probe asks with 256 rows, and the tail that holds them has 128"),
         (f"{IDENTITY},tail=64,rows=probe window=100", NLL, "the tail that holds them has 64"),

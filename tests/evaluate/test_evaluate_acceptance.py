@@ -111,8 +111,27 @@ def test_going_on_after_the_last_whole_prompt(
     third = evaluate_acceptance(options(folder), settings(texts), out, resamples=100)
     assert scored == []
     assert [s.al_macro for s in third.policies] == [s.al_macro for s in whole.policies]
-    with pytest.raises(BadInput, match="results with another settings"):
+    with pytest.raises(BadInput, match=r"results with another settings.budget \(12 there, 14 now\)"):
         evaluate_acceptance(options(folder), settings(texts, budget=14), out, resamples=100)
+
+
+@pytest.mark.parametrize("damage", ["{torn", "[]", '{"prompt": "x"}'])
+def test_a_damaged_line_is_named_and_left_as_it_is(
+    damage: str, tiny_folder: Folder, texts: Path, tmp_path: Path
+) -> None:
+    folder, out = tiny_folder("llama", num_hidden_layers=1), tmp_path / "out"
+    own = settings(texts, policies=("rift-dyn",))
+    evaluate_acceptance(options(folder), own, out, resamples=100)
+    file = out / "acceptance.jsonl"
+    lines = file.read_text().splitlines()
+    lines[2] = damage
+    file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(BadInput, match=r"line 3 of .*acceptance.jsonl is damaged: remove the line"):
+        evaluate_acceptance(options(folder), own, out, resamples=100)
+    assert file.read_text().splitlines() == lines
+    (out / "identity.json").write_text("[]")
+    with pytest.raises(BadInput, match=r"identity.json says nothing"):
+        evaluate_acceptance(options(folder), own, out, resamples=100)
 
 
 def test_scores_equal_a_count_by_hand() -> None:
@@ -180,6 +199,8 @@ def test_greedy_is_the_models_own(tiny_model: Any, random_tokens: Any) -> None:
         ({"new_tokens": 500}, "needs 540 positions, the target has 512"),
         ({"new_tokens": 3}, "in 3 new tokens no round can draft 3"),
         ({"prompt": (4000,)}, "no document in"),
+        ({"policies": ("swa",)}, "the reference 'rift-dyn' is not among the policies: add it to policies="),
+        ({"needles": 2}, "needles need prompts of at least 64 tokens, and the longest has 50"),
         ({"instruction": "Go on.", "prompt": (120,)}, None),
     ],
 )

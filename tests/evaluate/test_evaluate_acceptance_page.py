@@ -182,6 +182,8 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     folder = save(made(), tmp_path / "out")
     assert main(["report", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"report": str(folder / "report.md")}
+    assert main(["report", str(folder / "acceptance.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"report": str(folder / "report.md")}
     assert main(["report", str(folder), "--maps", str(tmp_path)]) == 2
     assert "has no maps" in capsys.readouterr().err
     assert main(["inspect", str(folder)]) == 0
@@ -202,5 +204,5 @@ def test_unfinished_and_other_results_are_refused(tmp_path: Path, capsys: pytest
     with pytest.raises(BadInput, match="holds no finished evaluation"):
         load_acceptance(folder)
     (folder / "acceptance.json").write_text('{"identity": {}}')
-    with pytest.raises(BadInput, match="is of another version"):
+    with pytest.raises(BadInput, match="is damaged or of another version"):
         load_acceptance(folder)
