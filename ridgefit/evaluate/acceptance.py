@@ -311,7 +311,7 @@ def _open(out: Path, identity: Mapping[str, Any]) -> None:
         before = read_json(out / IDENTITY)
         if not isinstance(before, dict):
             raise BadInput(f"{out / IDENTITY} says nothing of an evaluation", "choose another --out")
-        require_same(out, before, json.loads(canonical_json(identity)))
+        require_same(out, before, json.loads(json.dumps(identity)))
     elif any(path.name not in (".lock",) for path in out.iterdir()):
         raise BadInput(f"{out} already exists and is not empty", "choose another --out or remove it")
     else:

@@ -69,9 +69,13 @@ def hidden_prompts(
     found = []
     # No window of the newest columns alone, however large, sees the number.
     cases = hidden_numbers(asked, target.tokenizer, Reach(tail=asked.tail, sink_rows=0), seed)
-    for index, case in enumerate(cases):
-        ids, _ = prompts.ids(case.prompt, f" {case.value}")
-        found.append(Hidden(f"needle {index:05d}", tuple(ids), case.value))
+    try:
+        for index, case in enumerate(cases):
+            ids, _ = prompts.ids(case.prompt, f" {case.value}")
+            found.append(Hidden(f"needle {index:05d}", tuple(ids), case.value))
+    except BadInput as error:
+        # What a needle task calls the tail is here the budget.
+        raise BadInput(error.what, "raise prompt=, lower the budget, or leave needles out") from error
     return found
 
 

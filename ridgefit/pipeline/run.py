@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ridgefit.capture import capture, load_capture
-from ridgefit.errors import BadInput, CheckFailed
+from ridgefit.errors import BadInput, CheckFailed, Interrupted
 from ridgefit.evaluate import EvalResult, evaluate, report
 from ridgefit.evaluate.arms import resolve_arms
 from ridgefit.evaluate.auto_rows import expanded
@@ -92,13 +92,19 @@ def run(recipe: RunRecipe, progress: Progress | None = None) -> RunResult:
         loaded = load_model(**recipe.model.load_options())
         stages = _Stages(recipe.work)
         settings = recipe.capture.model_copy(update={"resume": True})
-        captured = capture(
-            loaded,
-            token_store(loaded, recipe.data, documents),
-            settings,
-            recipe.work / CAPTURE,
-            progress=(lambda done, total, _: progress(done, total, "tokens captured")) if progress else None,
-        )
+        try:
+            captured = capture(
+                loaded,
+                token_store(loaded, recipe.data, documents),
+                settings,
+                recipe.work / CAPTURE,
+                progress=(lambda done, total, _: progress(done, total, "tokens captured"))
+                if progress
+                else None,
+            )
+        except Interrupted as stopped:
+            # A capture by itself wants --resume, which a run always does and has no option for.
+            raise Interrupted(stopped.what, "run the same command again to go on") from stopped
         stages.note(CAPTURE, done=captured.tokens > 0)
         manifest = _maps(recipe, loaded, stages, progress)
         steps = _int8(recipe, stages)

@@ -113,6 +113,8 @@ def test_going_on_after_the_last_whole_prompt(
     assert [s.al_macro for s in third.policies] == [s.al_macro for s in whole.policies]
     with pytest.raises(BadInput, match=r"results with another settings.budget \(12 there, 14 now\)"):
         evaluate_acceptance(options(folder), settings(texts, budget=14), out, resamples=100)
+    with pytest.raises(BadInput, match=r"another settings.temperature \(0.0 there, 1.0 now\)"):
+        evaluate_acceptance(options(folder), settings(texts, temperature=1), out, resamples=100)
 
 
 @pytest.mark.parametrize("damage", ["{torn", "[]", '{"prompt": "x"}'])

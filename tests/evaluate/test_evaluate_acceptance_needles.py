@@ -47,6 +47,8 @@ def test_numbers_lie_outside_the_newest_columns(tiny_folder: Folder) -> None:
         assert hidden.value not in target.tokenizer.decode(hidden.tokens[-60:])
     assert found == hidden_prompts(target, own, CacheSettings(budget=60), seed=1)
     assert found != hidden_prompts(target, own, CacheSettings(budget=60), seed=2)
+    with pytest.raises(BadInput, match=r"do not fit into .* 400 tokens: raise prompt=, lower the budget"):
+        hidden_prompts(target, own, CacheSettings(budget=399), seed=1)
 
 
 def test_an_evaluation_with_needles(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ import torch
 from sklearn.linear_model import Ridge
 
 from ridgefit.capture import load_capture
-from ridgefit.errors import BadInput
+from ridgefit.capture.reader import Reader
+from ridgefit.errors import BadInput, Interrupted
 from ridgefit.maps import load_maps
 from ridgefit.models import load_model
 from ridgefit.pipeline.run import run
@@ -153,3 +156,21 @@ def test_bad_plans_stop_before_any_work(recipe: RunRecipe) -> None:
         with pytest.raises(BadInput, match=words):
             run(changed(recipe, **{"evaluate": _judged(recipe, kind="identity", split=2), **sections}))
     assert not recipe.work.exists() or not list(recipe.work.rglob("*.safetensors"))
+
+
+def test_a_stopped_run_is_told_to_go_on_by_the_same_command(
+    recipe: RunRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = Reader.add
+    calls = iter(range(1000))
+
+    def add_and_stop(self: Reader, windows: Any) -> None:
+        add(self, windows)
+        if next(calls) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Reader, "add", add_and_stop)
+    with pytest.raises(Interrupted, match="run the same command again to go on") as caught:
+        run(recipe)
+    assert "--resume" not in str(caught.value)  # which `ridgefit run` has no option for
+    assert run(recipe).checks.ok
